@@ -1,0 +1,195 @@
+//! What may be stored, and how its bytes lie.
+//!
+//! A codec turns rows of a weight `[N, K]` into one or more **planes**, each a tensor with the same
+//! leading dimensions and its own last one. A codec says how planes are laid out and what they
+//! decode to; it does not search for good codes (that is a [`crate::quant::Quantizer`]).
+//!
+//! A row never shares bytes with another row, in any plane, so any range of rows can be encoded,
+//! decoded or checked alone.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::failure::{Exit, Failure};
+use crate::tensor::{Dtype, Float};
+
+/// Code width of the affine codec, in bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
+pub struct AffineBits(u32);
+
+impl AffineBits {
+    /// Every width, narrowest first.
+    pub const ALL: [AffineBits; 6] =
+        [AffineBits(2), AffineBits(3), AffineBits(4), AffineBits(5), AffineBits(6), AffineBits(8)];
+
+    /// The width as a number.
+    pub fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl TryFrom<u32> for AffineBits {
+    type Error = String;
+
+    fn try_from(bits: u32) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|b| b.0 == bits)
+            .ok_or_else(|| format!("affine bits must be 2, 3, 4, 5, 6 or 8, got {bits}"))
+    }
+}
+
+impl From<AffineBits> for u32 {
+    fn from(bits: AffineBits) -> u32 {
+        bits.0
+    }
+}
+
+/// How many consecutive weights of a row share one scale and one bias.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
+pub struct GroupSize(u32);
+
+impl GroupSize {
+    /// Every size, smallest first.
+    pub const ALL: [GroupSize; 3] = [GroupSize(32), GroupSize(64), GroupSize(128)];
+
+    /// The size as a number.
+    pub fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl TryFrom<u32> for GroupSize {
+    type Error = String;
+
+    fn try_from(group: u32) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|g| g.0 == group)
+            .ok_or_else(|| format!("group size must be 32, 64 or 128, got {group}"))
+    }
+}
+
+impl From<GroupSize> for u32 {
+    fn from(group: GroupSize) -> u32 {
+        group.0
+    }
+}
+
+/// A codec and its parameters, as a recipe names it and as provenance records it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum CodecSpec {
+    /// `w ≈ scale · code + bias` per group, unsigned codes (`docs/formats/affine.md`).
+    Affine {
+        /// Code width.
+        bits: AffineBits,
+        /// Weights per scale.
+        group: GroupSize,
+    },
+    /// E2M1 elements, one E8M0 scale per 32.
+    Mxfp4,
+    /// E4M3 elements, one E8M0 scale per 32.
+    Mxfp8,
+    /// E2M1 elements, one E4M3 scale per 16.
+    Nvfp4,
+    /// The stored dtype, byte for byte.
+    Keep,
+    /// bfloat16, rounded to nearest even.
+    Bf16,
+    /// IEEE half, rounded to nearest even.
+    F16,
+}
+
+impl CodecSpec {
+    /// Whether codes and scales are stored instead of floats.
+    pub fn quantizes(self) -> bool {
+        !matches!(self, CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16)
+    }
+
+    /// Weights that share a scale; `None` for float storage.
+    pub fn group(self) -> Option<u32> {
+        match self {
+            CodecSpec::Affine { group, .. } => Some(group.get()),
+            CodecSpec::Mxfp4 | CodecSpec::Mxfp8 => Some(32),
+            CodecSpec::Nvfp4 => Some(16),
+            CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 => None,
+        }
+    }
+}
+
+impl fmt::Display for CodecSpec {
+    /// `affine-4g64`, `mxfp4`, `keep`, …
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CodecSpec::Affine { bits, group } => write!(f, "affine-{}g{}", bits.get(), group.get()),
+            CodecSpec::Mxfp4 => f.write_str("mxfp4"),
+            CodecSpec::Mxfp8 => f.write_str("mxfp8"),
+            CodecSpec::Nvfp4 => f.write_str("nvfp4"),
+            CodecSpec::Keep => f.write_str("keep"),
+            CodecSpec::Bf16 => f.write_str("bf16"),
+            CodecSpec::F16 => f.write_str("f16"),
+        }
+    }
+}
+
+/// One plane of a stored weight.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plane {
+    /// What follows the module path: `weight`, `scales`, `biases`.
+    pub suffix: &'static str,
+    /// Element type of the stored tensor.
+    pub dtype: Dtype,
+    /// Elements in a row: the stored tensor's last dimension.
+    pub row_elements: u64,
+}
+
+impl Plane {
+    /// Bytes in a row.
+    pub fn row_bytes(&self) -> u64 {
+        self.row_elements * self.dtype.bytes()
+    }
+}
+
+/// Why a codec cannot hold a weight.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CodecError {
+    /// Groups never cross a row.
+    #[error("{codec} needs in_features to be a multiple of {group}, but it is {in_features}")]
+    GroupDoesNotDivide {
+        /// The codec asked for.
+        codec: CodecSpec,
+        /// Its group size.
+        group: u32,
+        /// The weight's last dimension.
+        in_features: u64,
+    },
+}
+
+impl Failure for CodecError {
+    fn exit(&self) -> Exit {
+        Exit::Request
+    }
+}
+
+/// A storage format.
+pub trait Codec: Send + Sync {
+    /// The name and parameters.
+    fn spec(&self) -> CodecSpec;
+
+    /// The planes of a weight with `in_features` columns whose parameters are stored as `float`.
+    ///
+    /// # Errors
+    /// [`CodecError::GroupDoesNotDivide`].
+    fn planes(&self, in_features: u64, float: Float) -> Result<Vec<Plane>, CodecError>;
+
+    /// What the bytes mean: `out[r, k]` for whole rows, in f32.
+    ///
+    /// `planes[p]` holds the rows of plane `p` as [`Codec::planes`] lays them out; `out` holds
+    /// rows × in_features values. Parameters are widened to f32; products and sums round once each,
+    /// in f32, without fused multiply-add.
+    fn decode(&self, in_features: usize, float: Float, planes: &[&[u8]], out: &mut [f32]);
+}

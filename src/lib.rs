@@ -1,0 +1,13 @@
+//! A toolkit and compiler for quantized language models.
+//!
+//! Modules are listed bottom to top: a module uses only those listed before it
+//! (`tests/contracts/layers.rs` enforces this). `codec`, `quant`, `transform` and `alloc` are pure:
+//! no files, no devices, no clock.
+
+pub mod failure;
+pub mod units;
+pub mod digest;
+pub mod tensor;
+pub mod isa;
+pub mod codec;
+pub mod quant;

@@ -1,0 +1,3 @@
+//! The `tqc` command.
+
+fn main() {}

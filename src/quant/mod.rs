@@ -1,0 +1,135 @@
+//! The search for a good point in a codec.
+//!
+//! A quantizer is given rows in f32 and a codec, and fills the codec's planes. Two quantizers may
+//! fill the same codec: the bytes differ, the meaning of the bytes does not.
+
+use std::ops::AddAssign;
+
+use crate::codec::CodecSpec;
+use crate::isa::Isa;
+use crate::tensor::Float;
+
+/// The encoders a recipe may name, in the order documents list them; the first is the default.
+pub const ENCODERS: &[&str] = &["mlx", "refit"];
+
+/// How much of a weight a quantizer or a stage must see at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Grain {
+    /// Any range of rows: work is streamed.
+    Rows,
+    /// The whole matrix.
+    Matrix,
+}
+
+/// Squared error of one row against what its bytes decode to, and the row's energy.
+///
+/// error = Σ_k (w[k] − decode[k])², energy = Σ_k w[k]²; decode as [`crate::codec::Codec::decode`].
+/// Both sums have one fixed order (`docs/formats/affine.md`, "Reported error"), so they do not
+/// depend on the instruction set.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct RowLoss {
+    /// Σ (w − decode)².
+    pub error: f64,
+    /// Σ w².
+    pub energy: f64,
+}
+
+impl AddAssign for RowLoss {
+    fn add_assign(&mut self, other: Self) {
+        self.error += other.error;
+        self.energy += other.energy;
+    }
+}
+
+/// What an encoder changed beyond rounding. Counted and reported by name; `--strict` refuses it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Repair {
+    /// A group whose scale is below the format's range was written as zeros.
+    ScaleUnderflow,
+    /// A group's scale was clamped to the format's largest, so its largest weights are clipped.
+    ScaleOverflow,
+}
+
+/// Counted repairs of some rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Repairs {
+    /// Groups of [`Repair::ScaleUnderflow`].
+    pub scale_underflow: u64,
+    /// Groups of [`Repair::ScaleOverflow`].
+    pub scale_overflow: u64,
+}
+
+impl Repairs {
+    /// The kinds that occurred, with their counts.
+    pub fn rows(&self) -> impl Iterator<Item = (Repair, u64)> {
+        [(Repair::ScaleUnderflow, self.scale_underflow), (Repair::ScaleOverflow, self.scale_overflow)]
+            .into_iter()
+            .filter(|(_, count)| *count > 0)
+    }
+}
+
+impl AddAssign for Repairs {
+    fn add_assign(&mut self, other: Self) {
+        self.scale_underflow += other.scale_underflow;
+        self.scale_overflow += other.scale_overflow;
+    }
+}
+
+/// Why rows could not be encoded. Positions are relative to the rows given.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum QuantError {
+    /// A scale or bias does not fit the dtype it is stored in.
+    #[error(
+        "scale or bias of row {row}, group {group} is not finite when stored as {float} (from {value:e})"
+    )]
+    ParameterOverflow {
+        /// Row of the rows given.
+        row: usize,
+        /// Group of that row.
+        group: usize,
+        /// The dtype that parameters are stored in.
+        float: Float,
+        /// The value before it was rounded.
+        value: f32,
+    },
+}
+
+/// Rows of a weight, ready to be encoded.
+#[derive(Debug, Clone, Copy)]
+pub struct Rows<'a> {
+    /// Row-major values, rows × `in_features`, all finite.
+    pub values: &'a [f32],
+    /// K.
+    pub in_features: usize,
+    /// The dtype that scales and biases are stored in: the model's.
+    pub float: Float,
+}
+
+/// A search for codes.
+pub trait Quantizer: Send + Sync {
+    /// As a recipe's `encoder` names it.
+    fn id(&self) -> &'static str;
+
+    /// Whether it can fill this codec.
+    fn accepts(&self, codec: CodecSpec) -> bool;
+
+    /// How much it must see at once.
+    fn grain(&self) -> Grain;
+
+    /// Fills `planes` (laid out as the codec says, exactly sized) and `losses` (one per row).
+    ///
+    /// The result is the same bits for every `isa` and for every split of a weight into ranges of
+    /// rows, if [`Quantizer::grain`] is [`Grain::Rows`].
+    ///
+    /// # Errors
+    /// [`QuantError`]; the planes then hold nothing of use.
+    fn fit(
+        &self,
+        codec: CodecSpec,
+        rows: Rows<'_>,
+        isa: Isa,
+        planes: &mut [&mut [u8]],
+        losses: &mut [RowLoss],
+    ) -> Result<Repairs, QuantError>;
+}
