@@ -12,3 +12,4 @@ pub mod isa;
 pub mod codec;
 pub mod quant;
 pub mod checkpoint;
+pub mod hub;
