@@ -11,3 +11,5 @@ pub mod tensor;
 pub mod isa;
 pub mod codec;
 pub mod quant;
+pub mod transform;
+pub mod arch;
