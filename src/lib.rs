@@ -12,4 +12,5 @@ pub mod isa;
 pub mod codec;
 pub mod quant;
 pub mod transform;
+pub mod checkpoint;
 pub mod arch;

@@ -1,0 +1,3 @@
+//! Damaged inputs: never a panic, never accepted where the reference reader refuses.
+
+mod header;
