@@ -11,3 +11,4 @@ pub mod tensor;
 pub mod isa;
 pub mod codec;
 pub mod quant;
+pub mod recipe;
