@@ -12,5 +12,6 @@ pub mod isa;
 pub mod codec;
 pub mod quant;
 pub mod transform;
+pub mod recipe;
 pub mod checkpoint;
 pub mod arch;
