@@ -9,5 +9,6 @@ pub mod units;
 pub mod digest;
 pub mod tensor;
 pub mod isa;
+pub mod numeric;
 pub mod codec;
 pub mod quant;
