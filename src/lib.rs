@@ -9,6 +9,7 @@ pub mod units;
 pub mod digest;
 pub mod tensor;
 pub mod isa;
+pub mod numeric;
 pub mod codec;
 pub mod quant;
 pub mod transform;
