@@ -11,7 +11,7 @@ use std::str::FromStr;
 pub enum Isa {
     /// Whatever the target's baseline is.
     Scalar,
-    /// x86-64 AVX2 with F16C.
+    /// x86-64 AVX2 with F16C and BMI.
     Avx2,
     /// x86-64 AVX-512 F, BW, DQ, VL.
     Avx512,
@@ -25,7 +25,13 @@ impl Isa {
         let mut list = vec![Isa::Scalar];
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
+            let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("f16c")
+                && is_x86_feature_detected!("bmi1")
+                && is_x86_feature_detected!("bmi2")
+                && is_x86_feature_detected!("lzcnt")
+                && is_x86_feature_detected!("popcnt");
+            if avx2 {
                 list.push(Isa::Avx2);
             }
             let avx512 = is_x86_feature_detected!("avx512f")

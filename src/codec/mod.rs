@@ -7,6 +7,10 @@
 //! A row never shares bytes with another row, in any plane, so any range of rows can be encoded,
 //! decoded or checked alone.
 
+pub mod affine;
+pub mod float;
+pub mod mxfp;
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -121,6 +125,19 @@ impl CodecSpec {
     }
 }
 
+impl CodecSpec {
+    /// Every codec with every choice of its parameters, in the order documents list them.
+    pub fn all() -> Vec<CodecSpec> {
+        let affine = AffineBits::ALL
+            .into_iter()
+            .flat_map(|bits| GroupSize::ALL.into_iter().map(move |group| CodecSpec::Affine { bits, group }));
+        affine
+            .chain([CodecSpec::Mxfp4, CodecSpec::Mxfp8, CodecSpec::Nvfp4])
+            .chain([CodecSpec::Keep, CodecSpec::Bf16, CodecSpec::F16])
+            .collect()
+    }
+}
+
 impl fmt::Display for CodecSpec {
     /// `affine-4g64`, `mxfp4`, `keep`, …
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -192,4 +209,45 @@ pub trait Codec: Send + Sync {
     /// rows × in_features values. Parameters are widened to f32; products and sums round once each,
     /// in f32, without fused multiply-add.
     fn decode(&self, in_features: usize, float: Float, planes: &[&[u8]], out: &mut [f32]);
+}
+
+/// The codec that `spec` names.
+pub fn codec(spec: CodecSpec) -> Box<dyn Codec> {
+    match spec {
+        CodecSpec::Affine { bits, group } => Box::new(affine::Affine { bits, group }),
+        CodecSpec::Mxfp4 => Box::new(mxfp::Mxfp::Mxfp4),
+        CodecSpec::Mxfp8 => Box::new(mxfp::Mxfp::Mxfp8),
+        CodecSpec::Nvfp4 => Box::new(mxfp::Mxfp::Nvfp4),
+        CodecSpec::Keep => Box::new(float::Storage::Keep),
+        CodecSpec::Bf16 => Box::new(float::Storage::Bf16),
+        CodecSpec::F16 => Box::new(float::Storage::F16),
+    }
+}
+
+/// What MLX's `dequantize` gives: [`Codec::decode`] with every step rounded to `float`.
+///
+/// affine: `w = float(float(code · scale) + bias)`; mxfp4, mxfp8, nvfp4: `w = float(value(code) ·
+/// float(scale))`; float storage: as stored. `out` holds rows × in_features values.
+pub fn dequantize(spec: CodecSpec, in_features: usize, float: Float, planes: &[&[u8]], out: &mut [f32]) {
+    match spec {
+        CodecSpec::Affine { bits, group } => {
+            affine::Affine { bits, group }.decode_rounding(float, float, planes, out);
+        }
+        CodecSpec::Mxfp4 => mxfp::Mxfp::Mxfp4.decode_rounding(float, planes, out),
+        CodecSpec::Mxfp8 => mxfp::Mxfp::Mxfp8.decode_rounding(float, planes, out),
+        CodecSpec::Nvfp4 => mxfp::Mxfp::Nvfp4.decode_rounding(float, planes, out),
+        CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 => {
+            codec(spec).decode(in_features, float, planes, out);
+        }
+    }
+}
+
+/// `Err` unless groups of `spec` divide a row.
+fn check_group(spec: CodecSpec, in_features: u64) -> Result<u64, CodecError> {
+    let group = spec.group().map_or(1, u64::from);
+    if in_features.is_multiple_of(group) {
+        Ok(group)
+    } else {
+        Err(CodecError::GroupDoesNotDivide { codec: spec, group: group as u32, in_features })
+    }
 }

@@ -3,14 +3,30 @@
 //! A quantizer is given rows in f32 and a codec, and fills the codec's planes. Two quantizers may
 //! fill the same codec: the bytes differ, the meaning of the bytes does not.
 
+mod affine;
+mod cast;
+mod loss;
+mod mlx;
+mod mxfp;
+mod refit;
+
 use std::ops::AddAssign;
 
-use crate::codec::CodecSpec;
+use crate::codec::{self, CodecSpec};
+use crate::failure::{Exit, Failure};
 use crate::isa::Isa;
 use crate::tensor::Float;
 
 /// The encoders a recipe may name, in the order documents list them; the first is the default.
 pub const ENCODERS: &[&str] = &["mlx", "refit"];
+
+/// Every quantizer. Those not in [`ENCODERS`] follow from the codec: `cast` fills float storage.
+pub static QUANTIZERS: &[&dyn Quantizer] = &[&mlx::Mlx, &refit::Refit, &cast::Cast];
+
+/// The quantizer of that name.
+pub fn quantizer(id: &str) -> Option<&'static dyn Quantizer> {
+    QUANTIZERS.iter().copied().find(|quantizer| quantizer.id() == id)
+}
 
 /// How much of a weight a quantizer or a stage must see at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,6 +109,37 @@ pub enum QuantError {
         /// The value before it was rounded.
         value: f32,
     },
+    /// A weight does not fit the float type it is stored in.
+    #[error("weight at row {row}, column {column} is not finite when stored as {float} (from {value:e})")]
+    ValueOverflow {
+        /// Row of the rows given.
+        row: usize,
+        /// Column of that row.
+        column: usize,
+        /// The dtype that weights are stored in.
+        float: Float,
+        /// The value before it was rounded.
+        value: f32,
+    },
+}
+
+impl Failure for QuantError {
+    fn exit(&self) -> Exit {
+        Exit::Input
+    }
+
+    fn help(&self) -> Option<String> {
+        Some(match self {
+            QuantError::ParameterOverflow { float, .. } => {
+                format!(
+                    "weights this large leave no room for a scale in {float}; store the tensor with `keep`"
+                )
+            }
+            QuantError::ValueOverflow { float, .. } => {
+                format!("{float} cannot hold the weight; store the tensor with `keep` or `bf16`")
+            }
+        })
+    }
 }
 
 /// Rows of a weight, ready to be encoded.
@@ -132,4 +179,24 @@ pub trait Quantizer: Send + Sync {
         planes: &mut [&mut [u8]],
         losses: &mut [RowLoss],
     ) -> Result<Repairs, QuantError>;
+}
+
+/// What every `fit` relies on.
+///
+/// # Panics
+/// If the planes, losses or values are not sized as the codec says: the caller's mistake, not the user's.
+fn check_sizes(spec: CodecSpec, rows: Rows<'_>, planes: &[&mut [u8]], losses: &[RowLoss]) {
+    assert_eq!(rows.values.len(), losses.len() * rows.in_features, "values of {} rows", losses.len());
+    let layout = codec::codec(spec)
+        .planes(rows.in_features as u64, rows.float)
+        .expect("a plan asks only for codecs that fit the shape");
+    assert_eq!(planes.len(), layout.len(), "planes of {spec}");
+    for (plane, layout) in planes.iter().zip(layout) {
+        assert_eq!(
+            plane.len() as u64,
+            layout.row_bytes() * losses.len() as u64,
+            "bytes of `{}`",
+            layout.suffix
+        );
+    }
 }

@@ -1,0 +1,190 @@
+//! Dense decoders: llama, mistral, qwen2, qwen3.
+//!
+//! One skeleton: attention and a gated MLP, each after an RMS norm. The families differ in which
+//! projections have biases, in per-head query and key norms, and in how the window is declared.
+//! Names and shapes are the same in the Hugging Face and MLX layouts, and gains are stored as gains.
+//! Source: `transformers` 5.24 and `mlx_lm` 0.32.2, modules of the same names.
+
+use serde_json::{Map, Value};
+
+use super::{Arch, ArchError, Config, Drop, Model, Role, Slots};
+use crate::failure::Problems;
+use crate::tensor::{Dtype, Float, Shape};
+
+/// Which parts of the skeleton a family has.
+pub struct Dense {
+    model_types: &'static [&'static str],
+    /// `None`: read `attention_bias`, which then covers q, k, v and o.
+    qkv_bias: Option<bool>,
+    qk_norm: bool,
+    mlp_bias_key: bool,
+}
+
+/// Llama 1 to 3 and everything that calls itself one.
+pub static LLAMA: Dense =
+    Dense { model_types: &["llama"], qkv_bias: None, qk_norm: false, mlp_bias_key: true };
+/// Mistral 7B and its kin (`mlx_lm` runs it as llama).
+pub static MISTRAL: Dense =
+    Dense { model_types: &["mistral"], qkv_bias: Some(false), qk_norm: false, mlp_bias_key: false };
+/// Qwen2 and Qwen2.5: biases on q, k and v.
+pub static QWEN2: Dense =
+    Dense { model_types: &["qwen2"], qkv_bias: Some(true), qk_norm: false, mlp_bias_key: false };
+/// Qwen3: per-head norms on q and k.
+pub static QWEN3: Dense =
+    Dense { model_types: &["qwen3"], qkv_bias: None, qk_norm: true, mlp_bias_key: false };
+
+/// Scaling kinds that stock mlx-lm computes.
+const ROPE_TYPES: &[&str] = &["default", "linear", "dynamic", "llama3", "yarn", "longrope", "su", "mrope"];
+
+impl Arch for Dense {
+    fn model_types(&self) -> &'static [&'static str] {
+        self.model_types
+    }
+
+    fn model(
+        &self,
+        config: &Config,
+        probe: &dyn Fn(&str) -> Option<(Dtype, Shape)>,
+    ) -> Result<Model, Problems<ArchError>> {
+        let keys = config.text();
+        let mut problems = Vec::new();
+        let p = &mut problems;
+        let hidden = keys.dimension("hidden_size", p);
+        let intermediate = keys.dimension("intermediate_size", p);
+        let layers = keys.layers("num_hidden_layers", p);
+        let vocab = keys.dimension("vocab_size", p);
+        let heads = keys.dimension("num_attention_heads", p);
+        let kv_heads = keys.dimension_or("num_key_value_heads", heads, p);
+        let head_dim = keys.dimension_or("head_dim", (hidden / heads).max(1), p);
+        keys.one_of("hidden_act", &["silu"], p);
+        check_rope(config, p);
+        if !heads.is_multiple_of(kv_heads) {
+            p.push(ArchError::Value {
+                key: "num_key_value_heads".to_owned(),
+                found: kv_heads.to_string(),
+                needed: format!("it must divide num_attention_heads = {heads}"),
+            });
+        }
+        let tied = keys.flag_or("tie_word_embeddings", false, p);
+        let attention_bias = keys.flag_or("attention_bias", false, p);
+        let (qkv_bias, o_bias) = match self.qkv_bias {
+            Some(fixed) => (fixed, false),
+            None => (attention_bias, attention_bias),
+        };
+        let mlp_bias = self.mlp_bias_key && keys.flag_or("mlp_bias", false, p);
+
+        let mut slots = Slots::new();
+        let mut linear = |module: &str, role, bias: bool, out: u64, input: u64| {
+            slots.one(format!("{module}.weight"), module, "weight", role, [out, input]);
+            if bias {
+                slots.one(format!("{module}.bias"), module, "bias", Role::Bias, [out]);
+            }
+        };
+        linear("model.embed_tokens", Role::Embedding, false, vocab, hidden);
+        if !tied {
+            linear("lm_head", Role::Head, false, vocab, hidden);
+        }
+        for i in 0..layers {
+            let at = format!("model.layers.{i}");
+            linear(&format!("{at}.self_attn.q_proj"), Role::Linear, qkv_bias, heads * head_dim, hidden);
+            linear(&format!("{at}.self_attn.k_proj"), Role::Linear, qkv_bias, kv_heads * head_dim, hidden);
+            linear(&format!("{at}.self_attn.v_proj"), Role::Linear, qkv_bias, kv_heads * head_dim, hidden);
+            linear(&format!("{at}.self_attn.o_proj"), Role::Linear, o_bias, hidden, heads * head_dim);
+            linear(&format!("{at}.mlp.gate_proj"), Role::Linear, mlp_bias, intermediate, hidden);
+            linear(&format!("{at}.mlp.up_proj"), Role::Linear, mlp_bias, intermediate, hidden);
+            linear(&format!("{at}.mlp.down_proj"), Role::Linear, mlp_bias, hidden, intermediate);
+        }
+        let mut norm = |module: String, width| {
+            slots.one(format!("{module}.weight"), &module, "weight", Role::Norm, [width])
+        };
+        norm("model.norm".to_owned(), hidden);
+        for i in 0..layers {
+            norm(format!("model.layers.{i}.input_layernorm"), hidden);
+            norm(format!("model.layers.{i}.post_attention_layernorm"), hidden);
+            if self.qk_norm {
+                norm(format!("model.layers.{i}.self_attn.q_norm"), head_dim);
+                norm(format!("model.layers.{i}.self_attn.k_norm"), head_dim);
+            }
+        }
+        let mut drops = vec![Drop {
+            name: ".rotary_emb.inv_freq".to_owned(),
+            reason: "rotary frequencies are computed from the config",
+        }];
+        if tied {
+            drops.push(tied_head("lm_head.weight"));
+        }
+        let embedding = probe("model.embed_tokens.weight");
+        Problems::none_or(
+            problems,
+            Model {
+                model_type: config.model_type().map_err(Problems::from)?.to_owned(),
+                layout: "Hugging Face",
+                slots: slots.list,
+                drops,
+                float: config
+                    .float()
+                    .or(embedding.and_then(|(dtype, _)| dtype.float()))
+                    .unwrap_or(Float::Bf16),
+                tied,
+            },
+        )
+    }
+
+    fn output_config(&self, config: &Config, model: &Model) -> Map<String, Value> {
+        let mut out = config.root().clone();
+        out.insert("tie_word_embeddings".to_owned(), model.tied.into());
+        write_rope(&mut out);
+        if self.qk_norm && !out.get("head_dim").is_some_and(Value::is_u64) {
+            // mlx-lm's qwen3 has no default for it.
+            let number = |key: &str| out.get(key).and_then(Value::as_u64).unwrap_or(1);
+            let head_dim = number("hidden_size") / number("num_attention_heads").max(1);
+            out.insert("head_dim".to_owned(), head_dim.into());
+        }
+        out.insert("torch_dtype".to_owned(), model.float.torch_name().into());
+        out
+    }
+}
+
+/// The reason that a tied model's own copy of the head is left out.
+pub(super) fn tied_head(name: &str) -> Drop {
+    Drop { name: name.to_owned(), reason: "tied: the output head is `embed_tokens`" }
+}
+
+/// Refuses rope scaling that no reader knows.
+pub(super) fn check_rope(config: &Config, problems: &mut Vec<ArchError>) {
+    for section in ["rope_scaling", "rope_parameters"] {
+        let Some(value) = config.text().get(section) else { continue };
+        let Value::Object(rope) = value else {
+            problems.push(config.text().bad(section, value, "an object is needed"));
+            continue;
+        };
+        for key in ["rope_type", "type"] {
+            if let Some(kind) = rope.get(key).filter(|kind| !kind.is_null())
+                && !kind.as_str().is_some_and(|kind| ROPE_TYPES.contains(&kind))
+            {
+                let needed = format!("readers know only {}", super::config::quoted(ROPE_TYPES));
+                problems.push(config.text().bad(&format!("{section}.{key}"), kind, &needed));
+            }
+        }
+    }
+}
+
+/// Spells rope settings the old way too: mlx-lm's llama, mistral and qwen2 read only `rope_theta` and
+/// `rope_scaling`, and fall back to their own defaults in silence.
+fn write_rope(out: &mut Map<String, Value>) {
+    if let Some(Value::Object(rope)) = out.get("rope_parameters").cloned() {
+        if let Some(theta) = rope.get("rope_theta") {
+            out.entry("rope_theta").or_insert(theta.clone());
+        }
+        let kind = rope.get("rope_type").or_else(|| rope.get("type")).and_then(Value::as_str);
+        if kind.is_some_and(|kind| kind != "default")
+            && !out.get("rope_scaling").is_some_and(Value::is_object)
+        {
+            let scaling: Map<String, Value> =
+                rope.into_iter().filter(|(key, _)| key != "rope_theta").collect();
+            out.insert("rope_scaling".to_owned(), scaling.into());
+        }
+    }
+    out.entry("rope_theta").or_insert_with(|| 10000.0.into());
+    out.entry("rope_scaling").or_insert(Value::Null);
+}

@@ -1,0 +1,516 @@
+//! Qwen3.5, 3.6 and 3.8: gated DeltaNet and gated attention in turn, with a draft (MTP) head and a
+//! vision tower; dense (`qwen3_5`) and with experts (`qwen3_5_moe`).
+//!
+//! Two layouts are read. Hugging Face's keeps `conv1d` as `[C, 1, K]` and norms zero-centred (gain =
+//! 1 + w); MLX's keeps `[C, K, 1]` and gains. MLX's is written, whole: a mixture loads without an error
+//! and is numerically wrong. The last axis of `conv1d` tells which one a checkpoint has, which is also
+//! mlx-lm's own test. `linear_attn.norm` is a plain gain in both.
+//!
+//! The draft head goes to `mtp/`, because readers take its presence in the main files as a sign of the
+//! Hugging Face layout. Source: `transformers` 5.24 and `mlx_lm` 0.32.2 `qwen3_5`, `qwen3_5_moe`;
+//! `mlx_vlm` 0.7.10 for the draft folder and the tower.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::dense::{check_rope, tied_head};
+use super::{Arch, ArchError, Config, Drop, Folder, Model, Output, Role, Slot, Slots};
+use crate::failure::Problems;
+use crate::tensor::{Dtype, Float, Shape};
+use crate::transform::{ChannelsLast, GainOffset, RowSelect, Transform};
+
+/// The family, dense or with experts.
+pub struct Qwen35 {
+    model_types: &'static [&'static str],
+    /// What stock mlx-lm calls it.
+    output_type: &'static str,
+    experts: bool,
+}
+
+/// Dense MLPs.
+pub static QWEN3_5: Qwen35 =
+    Qwen35 { model_types: &["qwen3_5", "qwen3_5_text"], output_type: "qwen3_5", experts: false };
+/// Every MLP is a mixture of experts with one shared expert.
+pub static QWEN3_5_MOE: Qwen35 =
+    Qwen35 { model_types: &["qwen3_5_moe", "qwen3_5_moe_text"], output_type: "qwen3_5_moe", experts: true };
+
+/// What readers assume when `mtp_num_hidden_layers` is absent.
+const DEFAULT_DRAFT_LAYERS: u64 = 1;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    HuggingFace,
+    Mlx,
+}
+
+/// Sizes that several tensors share.
+struct Dims {
+    hidden: u64,
+    vocab: u64,
+    layers: u64,
+    q_heads: u64,
+    kv_heads: u64,
+    head_dim: u64,
+    key_heads: u64,
+    value_heads: u64,
+    key_dim: u64,
+    value_dim: u64,
+    kernel: u64,
+    interval: u64,
+    /// Dense width, or one expert's.
+    intermediate: u64,
+    shared_intermediate: u64,
+    experts: u64,
+}
+
+impl Qwen35 {
+    fn dims(&self, config: &Config, p: &mut Vec<ArchError>) -> Dims {
+        let keys = config.text();
+        let q_heads = keys.dimension("num_attention_heads", p);
+        let hidden = keys.dimension("hidden_size", p);
+        let dims = Dims {
+            hidden,
+            vocab: keys.dimension("vocab_size", p),
+            layers: keys.layers("num_hidden_layers", p),
+            q_heads,
+            kv_heads: keys.dimension_or("num_key_value_heads", q_heads, p),
+            head_dim: keys.dimension_or("head_dim", 256, p),
+            key_heads: keys.dimension("linear_num_key_heads", p),
+            value_heads: keys.dimension("linear_num_value_heads", p),
+            key_dim: keys.dimension("linear_key_head_dim", p),
+            value_dim: keys.dimension("linear_value_head_dim", p),
+            kernel: keys.dimension_or("linear_conv_kernel_dim", 4, p),
+            interval: keys.dimension_or("full_attention_interval", 4, p),
+            intermediate: keys
+                .dimension(if self.experts { "moe_intermediate_size" } else { "intermediate_size" }, p),
+            shared_intermediate: if self.experts {
+                keys.dimension("shared_expert_intermediate_size", p)
+            } else {
+                0
+            },
+            experts: if self.experts { keys.dimension("num_experts", p) } else { 0 },
+        };
+        if !dims.value_heads.is_multiple_of(dims.key_heads) {
+            p.push(ArchError::Value {
+                key: "linear_num_value_heads".to_owned(),
+                found: dims.value_heads.to_string(),
+                needed: format!("it must be a multiple of linear_num_key_heads = {}", dims.key_heads),
+            });
+        }
+        dims
+    }
+}
+
+impl Dims {
+    fn full_attention(&self, layer: u64) -> bool {
+        (layer + 1).is_multiple_of(self.interval)
+    }
+
+    /// `layer_types`, if present, must say what the interval says: mlx-lm reads only the interval.
+    fn check_layer_types(&self, config: &Config, p: &mut Vec<ArchError>) {
+        let Some(value) = config.text().get("layer_types") else { return };
+        let expected: Vec<Value> = (0..self.layers)
+            .map(|i| if self.full_attention(i) { "full_attention" } else { "linear_attention" }.into())
+            .collect();
+        if value.as_array() != Some(&expected) {
+            let needed = format!(
+                "stock readers derive the {} layers' kinds from full_attention_interval = {}, which gives others",
+                self.layers, self.interval
+            );
+            p.push(config.text().bad("layer_types", value, &needed));
+        }
+    }
+}
+
+/// One group of tensors under construction: trunk or draft head.
+struct Writer<'a> {
+    slots: &'a mut Slots,
+    layout: Layout,
+    folder: Folder,
+    /// Source and output prefixes, without the final dot.
+    from: String,
+    to: String,
+}
+
+impl Writer<'_> {
+    fn put(
+        &mut self,
+        name: &str,
+        parameter: &'static str,
+        role: Role,
+        shape: impl Into<Shape>,
+        steps: Vec<Arc<dyn Transform>>,
+    ) {
+        let role = match (self.folder, role) {
+            (Folder::Main, role) => role,
+            (Folder::Mtp, role) if role.quantizable() => Role::DraftLinear,
+            (Folder::Mtp, _) => Role::Draft,
+        };
+        let dotted = if name.is_empty() { String::new() } else { format!(".{name}") };
+        let (module, source) = (format!("{}{dotted}", self.to), format!("{}{dotted}.{parameter}", self.from));
+        self.slots.with(source, &module, parameter, role, shape, steps, self.folder);
+    }
+
+    fn linear(&mut self, name: &str, out: u64, input: u64) {
+        self.put(name, "weight", Role::Linear, [out, input], Vec::new());
+    }
+
+    /// A norm that is zero-centred in the Hugging Face layout.
+    fn norm(&mut self, name: &str, width: u64) {
+        let steps: Vec<Arc<dyn Transform>> = match self.layout {
+            Layout::HuggingFace => vec![Arc::new(GainOffset)],
+            Layout::Mlx => Vec::new(),
+        };
+        self.put(name, "weight", Role::Norm, [width], steps);
+    }
+
+    fn attention(&mut self, at: &str, d: &Dims) {
+        self.linear(&format!("{at}.self_attn.q_proj"), d.q_heads * 2 * d.head_dim, d.hidden);
+        self.linear(&format!("{at}.self_attn.k_proj"), d.kv_heads * d.head_dim, d.hidden);
+        self.linear(&format!("{at}.self_attn.v_proj"), d.kv_heads * d.head_dim, d.hidden);
+        self.linear(&format!("{at}.self_attn.o_proj"), d.hidden, d.q_heads * d.head_dim);
+        self.norm(&format!("{at}.self_attn.q_norm"), d.head_dim);
+        self.norm(&format!("{at}.self_attn.k_norm"), d.head_dim);
+    }
+
+    fn delta_net(&mut self, at: &str, d: &Dims) {
+        let at = format!("{at}.linear_attn");
+        let channels = 2 * d.key_heads * d.key_dim + d.value_heads * d.value_dim;
+        let value_width = d.value_heads * d.value_dim;
+        self.linear(&format!("{at}.in_proj_qkv"), channels, d.hidden);
+        self.linear(&format!("{at}.in_proj_z"), value_width, d.hidden);
+        for name in ["in_proj_b", "in_proj_a"] {
+            self.put(&format!("{at}.{name}"), "weight", Role::Decay, [d.value_heads, d.hidden], Vec::new());
+        }
+        self.linear(&format!("{at}.out_proj"), d.hidden, value_width);
+        self.conv(&format!("{at}.conv1d"), channels, d.kernel);
+        self.put(&at, "A_log", Role::State, [d.value_heads], Vec::new());
+        self.put(&at, "dt_bias", Role::State, [d.value_heads], Vec::new());
+        self.put(&format!("{at}.norm"), "weight", Role::Norm, [d.value_dim], Vec::new());
+    }
+
+    /// `[C, 1, K]` to `[C, K, 1]`: the same bytes under another shape.
+    fn conv(&mut self, name: &str, channels: u64, kernel: u64) {
+        self.put(name, "weight", Role::Conv, [channels, kernel, 1], Vec::new());
+        if self.layout == Layout::HuggingFace {
+            let slot = self.slots.list.last_mut().expect("just put");
+            slot.shape = Shape::from([channels, 1, kernel]);
+            let output = &mut slot.outputs[0];
+            output.select = RowSelect::all(output.shape.rows());
+        }
+    }
+
+    fn mlp(&mut self, at: &str, d: &Dims) {
+        let at = format!("{at}.mlp");
+        if d.experts == 0 {
+            self.linear(&format!("{at}.gate_proj"), d.intermediate, d.hidden);
+            self.linear(&format!("{at}.up_proj"), d.intermediate, d.hidden);
+            self.linear(&format!("{at}.down_proj"), d.hidden, d.intermediate);
+            return;
+        }
+        self.put(&format!("{at}.gate"), "weight", Role::Router, [d.experts, d.hidden], Vec::new());
+        self.experts(&at, d);
+        self.linear(&format!("{at}.shared_expert.gate_proj"), d.shared_intermediate, d.hidden);
+        self.linear(&format!("{at}.shared_expert.up_proj"), d.shared_intermediate, d.hidden);
+        self.linear(&format!("{at}.shared_expert.down_proj"), d.hidden, d.shared_intermediate);
+        self.put(&format!("{at}.shared_expert_gate"), "weight", Role::Router, [1, d.hidden], Vec::new());
+    }
+
+    fn experts(&mut self, at: &str, d: &Dims) {
+        let (e, i, h) = (d.experts, d.intermediate, d.hidden);
+        if self.layout == Layout::Mlx {
+            for (name, out, input) in [("gate_proj", i, h), ("up_proj", i, h), ("down_proj", h, i)] {
+                self.put(
+                    &format!("{at}.switch_mlp.{name}"),
+                    "weight",
+                    Role::Experts,
+                    [e, out, input],
+                    Vec::new(),
+                );
+            }
+            return;
+        }
+        let role = if self.folder == Folder::Mtp { Role::DraftLinear } else { Role::Experts };
+        let output = |name: &str, shape: Shape, select| Output {
+            module: format!("{}.{at}.switch_mlp.{name}", self.to),
+            parameter: "weight",
+            role,
+            shape,
+            select,
+            transforms: Vec::new(),
+            folder: self.folder,
+        };
+        let half = |start| RowSelect { period: 2 * i, start, len: i };
+        let gate_up = Slot {
+            source: format!("{}.{at}.experts.gate_up_proj", self.from),
+            shape: Shape::from([e, 2 * i, h]),
+            outputs: vec![
+                output("gate_proj", Shape::from([e, i, h]), half(0)),
+                output("up_proj", Shape::from([e, i, h]), half(i)),
+            ],
+        };
+        let down = Slot {
+            source: format!("{}.{at}.experts.down_proj", self.from),
+            shape: Shape::from([e, h, i]),
+            outputs: vec![output("down_proj", Shape::from([e, h, i]), RowSelect::all(e * h))],
+        };
+        self.slots.list.extend([gate_up, down]);
+    }
+}
+
+impl Arch for Qwen35 {
+    fn model_types(&self) -> &'static [&'static str] {
+        self.model_types
+    }
+
+    fn model(
+        &self,
+        config: &Config,
+        probe: &dyn Fn(&str) -> Option<(Dtype, Shape)>,
+    ) -> Result<Model, Problems<ArchError>> {
+        let mut problems = Vec::new();
+        let p = &mut problems;
+        let keys = config.text();
+        let d = self.dims(config, p);
+        keys.one_of("hidden_act", &["silu"], p);
+        check_rope(config, p);
+        d.check_layer_types(config, p);
+        if keys.flag_or("attention_bias", false, p) {
+            p.push(keys.bad("attention_bias", &true.into(), "this family has no attention biases"));
+        }
+        if !keys.flag_or("attn_output_gate", true, p) {
+            p.push(keys.bad("attn_output_gate", &false.into(), "every reader applies the output gate"));
+        }
+        if keys.flag_or("mtp_use_dedicated_embeddings", false, p) {
+            p.push(keys.bad(
+                "mtp_use_dedicated_embeddings",
+                &true.into(),
+                "the draft head must share the embeddings",
+            ));
+        }
+        // Stock mlx-lm reads the text section's value and ignores the root's.
+        let root_tied = config.root().get("tie_word_embeddings").and_then(Value::as_bool);
+        let tied = keys.flag_or("tie_word_embeddings", root_tied.unwrap_or(false), p);
+        // The config may promise a draft head that the checkpoint was published without.
+        let has_draft = probe("mtp.fc.weight").is_some();
+        let draft_layers = match keys.get("mtp_num_hidden_layers") {
+            Some(value) if value.as_u64() == Some(0) => 0,
+            Some(_) => keys.layers("mtp_num_hidden_layers", p),
+            None => DEFAULT_DRAFT_LAYERS,
+        };
+
+        let conv = (0..d.layers.min(d.interval)).find_map(|i| {
+            ["model.language_model", "model", "language_model.model"]
+                .iter()
+                .find_map(|prefix| probe(&format!("{prefix}.layers.{i}.linear_attn.conv1d.weight")))
+        });
+        let layout = match &conv {
+            Some((_, shape)) if shape.last() == 1 && d.kernel != 1 => Layout::Mlx,
+            _ => Layout::HuggingFace,
+        };
+        let prefixed = |prefix: &str| probe(&format!("{prefix}.embed_tokens.weight")).is_some();
+        let (from, head) = match layout {
+            Layout::Mlx => ("language_model.model", "language_model.lm_head"),
+            Layout::HuggingFace if prefixed("model") => ("model", "lm_head"),
+            Layout::HuggingFace => ("model.language_model", "lm_head"),
+        };
+        if layout == Layout::HuggingFace && prefixed("language_model.model") {
+            p.push(ArchError::MixedLayout {
+                found:
+                    "names start with `language_model.`, as in MLX's, but `conv1d` ends in the kernel's axis"
+                        .to_owned(),
+            });
+        }
+
+        let mut slots = Slots::new();
+        let mut trunk = Writer {
+            slots: &mut slots,
+            layout,
+            folder: Folder::Main,
+            from: from.to_owned(),
+            to: "language_model.model".to_owned(),
+        };
+        trunk.put("embed_tokens", "weight", Role::Embedding, [d.vocab, d.hidden], Vec::new());
+        trunk.norm("norm", d.hidden);
+        for i in 0..d.layers {
+            let at = format!("layers.{i}");
+            trunk.norm(&format!("{at}.input_layernorm"), d.hidden);
+            trunk.norm(&format!("{at}.post_attention_layernorm"), d.hidden);
+            if d.full_attention(i) {
+                trunk.attention(&at, &d)
+            } else {
+                trunk.delta_net(&at, &d)
+            }
+            trunk.mlp(&at, &d);
+        }
+        if !tied {
+            let head_name = format!("{head}.weight");
+            slots.one(head_name, "language_model.lm_head", "weight", Role::Head, [d.vocab, d.hidden]);
+        }
+        let mut drops = Vec::new();
+        if draft_layers > 0 && has_draft && layout == Layout::HuggingFace {
+            let mut draft = Writer {
+                slots: &mut slots,
+                layout,
+                folder: Folder::Mtp,
+                from: "mtp".to_owned(),
+                to: "mtp".to_owned(),
+            };
+            draft.linear("fc", d.hidden, 2 * d.hidden);
+            for name in ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"] {
+                draft.norm(name, d.hidden);
+            }
+            for i in 0..draft_layers {
+                let at = format!("layers.{i}");
+                draft.norm(&format!("{at}.input_layernorm"), d.hidden);
+                draft.norm(&format!("{at}.post_attention_layernorm"), d.hidden);
+                draft.attention(&at, &d);
+                draft.mlp(&at, &d);
+            }
+        }
+        if has_draft && layout == Layout::Mlx {
+            p.push(ArchError::MixedLayout {
+                found: "`conv1d` is in MLX's layout, but `mtp.` tensors lie in the main files".to_owned(),
+            });
+        }
+        tower(config, layout, probe, &mut slots, p);
+        if tied {
+            drops.push(tied_head(&format!("{head}.weight")));
+        }
+        drops.push(Drop {
+            name: ".rotary_emb.inv_freq".to_owned(),
+            reason: "rotary frequencies are computed from the config",
+        });
+        let embedding = probe(&format!("{from}.embed_tokens.weight"));
+        Problems::none_or(
+            problems,
+            Model {
+                model_type: config.model_type().map_err(Problems::from)?.to_owned(),
+                layout: match layout {
+                    Layout::HuggingFace => "Hugging Face",
+                    Layout::Mlx => "MLX",
+                },
+                slots: slots.list,
+                drops,
+                float: config
+                    .float()
+                    .or(embedding.and_then(|(dtype, _)| dtype.float()))
+                    .unwrap_or(Float::Bf16),
+                tied,
+            },
+        )
+    }
+
+    fn output_config(&self, config: &Config, model: &Model) -> Map<String, Value> {
+        let mut out = config.root().clone();
+        let mut text = match out.remove("text_config") {
+            Some(Value::Object(text)) => text,
+            // A text-only checkpoint keeps everything at the root; mlx-lm wants the nested form.
+            _ => {
+                let text = out.clone();
+                out = Map::new();
+                for key in ["architectures", "eos_token_id", "bos_token_id", "pad_token_id"] {
+                    if let Some(value) = text.get(key) {
+                        out.insert(key.to_owned(), value.clone());
+                    }
+                }
+                text
+            }
+        };
+        text.insert("model_type".to_owned(), format!("{}_text", self.output_type).into());
+        text.insert("tie_word_embeddings".to_owned(), model.tied.into());
+        for key in ["architectures", "torch_dtype"] {
+            text.remove(key);
+        }
+        out.insert("model_type".to_owned(), self.output_type.into());
+        out.insert("tie_word_embeddings".to_owned(), model.tied.into());
+        out.insert("torch_dtype".to_owned(), model.float.torch_name().into());
+        out.insert("text_config".to_owned(), text.into());
+        out
+    }
+
+    fn draft_config(&self, config: &Config) -> Option<Map<String, Value>> {
+        let text = config.text();
+        let depth = text.get("mtp_num_hidden_layers").and_then(Value::as_u64).unwrap_or(DEFAULT_DRAFT_LAYERS);
+        let root_tied = config.root().get("tie_word_embeddings").cloned();
+        let mut out = Map::new();
+        out.insert("model_type".to_owned(), "qwen3_5_mtp".into());
+        out.insert("block_size".to_owned(), (depth + 2).into());
+        let tied = text.get("tie_word_embeddings").cloned().or(root_tied).unwrap_or(false.into());
+        out.insert("tie_word_embeddings".to_owned(), tied);
+        let mut text = text.map().clone();
+        text.insert("model_type".to_owned(), format!("{}_text", self.output_type).into());
+        out.insert("text_config".to_owned(), text.into());
+        Some(out)
+    }
+}
+
+/// The vision tower: passed through, with its patch kernel in the layout that is written.
+fn tower(
+    config: &Config,
+    layout: Layout,
+    probe: &dyn Fn(&str) -> Option<(Dtype, Shape)>,
+    slots: &mut Slots,
+    p: &mut Vec<ArchError>,
+) {
+    let from = if layout == Layout::Mlx { "vision_tower" } else { "model.visual" };
+    let Some(keys) = config.section("vision_config", "vision_config.") else { return };
+    // Text-only publications keep the section and leave the tower out.
+    if probe(&format!("{from}.patch_embed.proj.weight")).is_none() {
+        return;
+    }
+    let width = keys.dimension("hidden_size", p);
+    let inner = keys.dimension("intermediate_size", p);
+    let depth = keys.layers("depth", p);
+    let out = keys.dimension("out_hidden_size", p);
+    let channels = keys.dimension_or("in_channels", 3, p);
+    let patch = keys.dimension("patch_size", p);
+    let frames = keys.dimension_or("temporal_patch_size", 2, p);
+    let merge = keys.dimension_or("spatial_merge_size", 2, p);
+    let positions = keys.dimension("num_position_embeddings", p);
+    if let Some(deep) =
+        keys.get("deepstack_visual_indexes").filter(|value| value.as_array().is_none_or(|a| !a.is_empty()))
+    {
+        p.push(keys.bad("deepstack_visual_indexes", deep, "this family's towers have none"));
+    }
+    let mut put = |name: &str,
+                   parameter: &'static str,
+                   shape: Shape,
+                   to_shape: Shape,
+                   steps: Vec<Arc<dyn Transform>>| {
+        let (source, module) = (format!("{from}.{name}.{parameter}"), format!("vision_tower.{name}"));
+        slots.with(source, &module, parameter, Role::Vision, to_shape, steps, Folder::Main);
+        slots.list.last_mut().expect("just put").shape = shape;
+    };
+    let first = Shape::from([width, channels, frames, patch, patch]);
+    let last = Shape::from([width, frames, patch, patch, channels]);
+    match layout {
+        Layout::HuggingFace => {
+            let steps: Vec<Arc<dyn Transform>> = vec![Arc::new(ChannelsLast { channels: channels as usize })];
+            put("patch_embed.proj", "weight", first, last, steps);
+        }
+        Layout::Mlx => put("patch_embed.proj", "weight", last.clone(), last, Vec::new()),
+    }
+    let mut same =
+        |name: &str, parameter, shape: Shape| put(name, parameter, shape.clone(), shape, Vec::new());
+    same("patch_embed.proj", "bias", Shape::from([width]));
+    same("pos_embed", "weight", Shape::from([positions, width]));
+    let merged = width * merge * merge;
+    let mut affine = |name: &str, out: u64, input: Option<u64>| {
+        let weight = input.map_or_else(|| Shape::from([out]), |input| Shape::from([out, input]));
+        same(name, "weight", weight);
+        same(name, "bias", Shape::from([out]));
+    };
+    for j in 0..depth {
+        affine(&format!("blocks.{j}.norm1"), width, None);
+        affine(&format!("blocks.{j}.norm2"), width, None);
+        affine(&format!("blocks.{j}.attn.qkv"), 3 * width, Some(width));
+        affine(&format!("blocks.{j}.attn.proj"), width, Some(width));
+        affine(&format!("blocks.{j}.mlp.linear_fc1"), inner, Some(width));
+        affine(&format!("blocks.{j}.mlp.linear_fc2"), width, Some(inner));
+    }
+    affine("merger.norm", width, None);
+    affine("merger.linear_fc1", merged, Some(merged));
+    affine("merger.linear_fc2", out, Some(merged));
+}

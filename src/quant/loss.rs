@@ -1,0 +1,116 @@
+//! Sums of squares in one fixed order (`docs/formats/affine.md`, "Reported error").
+//!
+//! A run is a group, or 32 weights of float storage. Inside a run, sixteen f32 lanes add
+//! (w[k] − decode[k])² and w[k]² for k ≡ lane (mod 16), in order of k. At the end of a run its lanes are
+//! added to sixteen f64 lanes of the row; at the end of the row those are added as a tree: lanes 8 apart,
+//! then 4, 2, 1. Rows whose f32 sums may have left the range of f32 are summed again in f64 by
+//! [`mend_out_of_range`].
+
+use super::{RowLoss, Rows};
+use crate::codec::{self, CodecSpec};
+use crate::numeric::lanes::{LANES, Lanes};
+
+/// The sums of one run, one per lane.
+#[derive(Clone, Copy)]
+pub(super) struct Run<V> {
+    error: V,
+    energy: V,
+}
+
+impl<V: Lanes> Run<V> {
+    /// A run without weights.
+    #[inline(always)]
+    pub(super) fn empty() -> Self {
+        Self { error: V::splat(0.0), energy: V::splat(0.0) }
+    }
+
+    /// Adds sixteen weights and what they decode to.
+    #[inline(always)]
+    pub(super) fn add(&mut self, weights: V, decoded: V) {
+        let error = weights.sub(decoded);
+        self.error = self.error.add(error.mul(error));
+        self.energy = self.energy.add(weights.mul(weights));
+    }
+}
+
+/// The sums of the row under way, and the rows still to come.
+pub(super) struct RowSums<'a, V: Lanes> {
+    error: V::Wide,
+    energy: V::Wide,
+    runs_per_row: usize,
+    runs_left: usize,
+    losses: std::slice::IterMut<'a, RowLoss>,
+}
+
+impl<'a, V: Lanes> RowSums<'a, V> {
+    /// Fills `losses` in order, one per `runs_per_row` runs.
+    #[inline(always)]
+    pub(super) fn new(losses: &'a mut [RowLoss], runs_per_row: usize) -> Self {
+        let (error, energy) = (V::wide_zero(), V::wide_zero());
+        Self { error, energy, runs_per_row, runs_left: runs_per_row, losses: losses.iter_mut() }
+    }
+
+    /// Adds the next run.
+    #[inline(always)]
+    pub(super) fn add(&mut self, run: Run<V>) {
+        self.error = run.error.wide_add(self.error);
+        self.energy = run.energy.wide_add(self.energy);
+        self.runs_left -= 1;
+        if self.runs_left == 0 {
+            if let Some(loss) = self.losses.next() {
+                *loss = RowLoss { error: tree_sum::<V>(self.error), energy: tree_sum::<V>(self.energy) };
+            }
+            (self.error, self.energy) = (V::wide_zero(), V::wide_zero());
+            self.runs_left = self.runs_per_row;
+        }
+    }
+}
+
+#[inline(always)]
+fn tree_sum<V: Lanes>(lanes: V::Wide) -> f64 {
+    let mut lanes = V::wide_store(lanes);
+    let mut apart = LANES / 2;
+    while apart > 0 {
+        for lane in 0..apart {
+            lanes[lane] += lanes[lane + apart];
+        }
+        apart /= 2;
+    }
+    lanes[0]
+}
+
+/// Sums rows of extreme energy again, with the squares in f64.
+///
+/// Squares of f32 weights overflow from 1.8e19 and vanish below 2e-23; a row between 1e-24 and 1e36 in
+/// energy has lost nothing of note to either.
+pub(super) fn mend_out_of_range(
+    spec: CodecSpec,
+    rows: Rows<'_>,
+    planes: &[&mut [u8]],
+    losses: &mut [RowLoss],
+) {
+    let count = losses.len();
+    for (r, loss) in losses.iter_mut().enumerate() {
+        if (1e-24..=1e36).contains(&loss.energy) && loss.error.is_finite() {
+            continue;
+        }
+        let weights = &rows.values[r * rows.in_features..][..rows.in_features];
+        if weights.iter().all(|weight| *weight == 0.0) {
+            continue;
+        }
+        let row_of_each_plane: Vec<&[u8]> = planes
+            .iter()
+            .map(|plane| {
+                let row_bytes = plane.len() / count;
+                &plane[r * row_bytes..][..row_bytes]
+            })
+            .collect();
+        let mut decoded = vec![0.0; rows.in_features];
+        codec::codec(spec).decode(rows.in_features, rows.float, &row_of_each_plane, &mut decoded);
+        *loss = RowLoss::default();
+        for (weight, decoded) in weights.iter().zip(&decoded) {
+            loss.error += (f64::from(*weight) - f64::from(*decoded)).powi(2);
+            loss.energy += f64::from(*weight).powi(2);
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Every key a recipe may have: what the parser accepts, what it suggests, and the table in
+//! `docs/recipes.md`.
+
+use super::text::listed;
+
+/// A table of a recipe file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Section {
+    /// The file itself.
+    Top,
+    /// `[source]`.
+    Source,
+    /// `[default]`.
+    Default,
+    /// Each `[[rule]]`.
+    Rule,
+    /// `[keep]`.
+    Keep,
+    /// `[output]`.
+    Output,
+    /// The parameters of `affine`.
+    Affine,
+}
+
+impl Section {
+    /// Every table, in the order documents list them.
+    pub const ALL: [Section; 7] = [
+        Section::Top,
+        Section::Source,
+        Section::Default,
+        Section::Rule,
+        Section::Keep,
+        Section::Output,
+        Section::Affine,
+    ];
+
+    /// What a message calls it.
+    pub fn title(self) -> &'static str {
+        match self {
+            Section::Top => "the top of a recipe",
+            Section::Source => "`[source]`",
+            Section::Default => "`[default]`",
+            Section::Rule => "`[[rule]]`",
+            Section::Keep => "`[keep]`",
+            Section::Output => "`[output]`",
+            Section::Affine => "`affine`",
+        }
+    }
+
+    /// What stands before its keys in the reference.
+    fn prefix(self) -> &'static str {
+        match self {
+            Section::Top => "",
+            Section::Source => "source.",
+            Section::Default => "default.",
+            Section::Rule => "rule.",
+            Section::Keep => "keep.",
+            Section::Output => "output.",
+            Section::Affine => "codec.affine.",
+        }
+    }
+
+    /// Its keys.
+    pub fn keys(self) -> impl Iterator<Item = &'static Key> {
+        KEYS.iter().filter(move |key| key.section == self)
+    }
+}
+
+/// One key.
+#[derive(Debug)]
+pub struct Key {
+    /// Where it stands.
+    pub section: Section,
+    /// Its name.
+    pub name: &'static str,
+    /// Its type, in words.
+    pub kind: &'static str,
+    /// What its absence means.
+    pub default: &'static str,
+    /// What it does.
+    pub meaning: &'static str,
+}
+
+const fn key(
+    section: Section,
+    name: &'static str,
+    kind: &'static str,
+    default: &'static str,
+    meaning: &'static str,
+) -> Key {
+    Key { section, name, kind, default, meaning }
+}
+
+/// Every key of every table.
+pub static KEYS: &[Key] = &[
+    key(
+        Section::Top,
+        "name",
+        "string",
+        "required",
+        "The artifact's name and its folder's: letters, digits, `-`, `_` and `.`; not inherited",
+    ),
+    key(Section::Top, "description", "string", "none", "One line for the model card; not inherited"),
+    key(Section::Top, "extends", "path", "none", "A base recipe that this one changes"),
+    key(Section::Top, "pipeline", "string", "`\"rtn\"`", "The stages and their order"),
+    key(
+        Section::Top,
+        "seed",
+        "integer",
+        "`0`",
+        "Where stages that draw random numbers start; 0 to 9223372036854775807",
+    ),
+    key(
+        Section::Top,
+        "source",
+        "table",
+        "from `--source`",
+        "The checkpoint to read: a folder or a Hub repository",
+    ),
+    key(Section::Top, "default", "table", "required", "What a tensor takes that no rule matches"),
+    key(
+        Section::Top,
+        "rule",
+        "array of tables",
+        "none",
+        "What the modules that match take; the first match wins",
+    ),
+    key(Section::Top, "keep", "table", "none", "Tensors to store untouched"),
+    key(Section::Top, "output", "table", "none", "Where the artifact goes and how it is split"),
+    key(Section::Source, "path", "path", "none", "A folder that holds a checkpoint"),
+    key(Section::Source, "hub", "string", "none", "A Hugging Face repository, `org/name`"),
+    key(Section::Source, "revision", "string", "required with `hub`", "The commit: 40 hexadecimal digits"),
+    key(Section::Default, "codec", "codec", "required", "How weights are stored"),
+    key(Section::Default, "encoder", "string", "`\"mlx\"`", "How codes are found: `mlx` or `refit`"),
+    key(Section::Rule, "match", "glob", "required", "Which modules"),
+    key(Section::Rule, "codec", "codec", "required", "How their weights are stored"),
+    key(
+        Section::Rule,
+        "encoder",
+        "string",
+        "`default.encoder`",
+        "How their codes are found; `mlx` where the default's encoder cannot fill the codec",
+    ),
+    key(
+        Section::Keep,
+        "tensors",
+        "array of globs",
+        "`[]`",
+        "Names of source tensors that the architecture does not know, to store as they are",
+    ),
+    key(Section::Output, "directory", "path", "the command's choice", "The artifact's folder; not inherited"),
+    key(Section::Output, "shard-size", "size", "`\"5GB\"`", "The most a weight file may hold; at least 1 MB"),
+    key(Section::Affine, "bits", "integer", "required", "Bits of a code: 2, 3, 4, 5, 6 or 8"),
+    key(
+        Section::Affine,
+        "group",
+        "integer",
+        "required",
+        "Weights that share a scale and a bias: 32, 64 or 128",
+    ),
+];
+
+/// The reference table of `docs/recipes.md`, one row a key.
+pub fn reference() -> String {
+    let mut text = String::from("| key | type | default | meaning |\n| --- | --- | --- | --- |\n");
+    for key in Section::ALL.into_iter().flat_map(Section::keys) {
+        let Key { section, name, kind, default, meaning } = key;
+        text.push_str(&format!("| `{}{name}` | {kind} | {default} | {meaning} |\n", section.prefix()));
+    }
+    text
+}
+
+/// The tables, other than `here`, that know `name`; for messages.
+pub(super) fn elsewhere(name: &str, here: Section) -> Option<String> {
+    let titles: Vec<&str> = KEYS
+        .iter()
+        .filter(|key| key.name == name && key.section != here)
+        .map(|key| key.section.title().trim_matches('`'))
+        .collect();
+    (!titles.is_empty()).then(|| listed(titles))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_table_has_a_key_twice_and_no_table_is_empty() {
+        for section in Section::ALL {
+            let mut names: Vec<_> = section.keys().map(|key| key.name).collect();
+            assert!(!names.is_empty(), "{section:?}");
+            names.sort_unstable();
+            assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{section:?}");
+        }
+    }
+}

@@ -1,0 +1,432 @@
+//! What to build: which checkpoint, which codec for which modules, where to.
+//!
+//! A recipe is a TOML file, and the files that it `extends`. [`Recipe::load`] reads them all, checks
+//! everything that can be checked without a checkpoint, and reports every mistake at once, each with
+//! file, line, column and a caret. `docs/recipes.md` is the user's description; [`keys::KEYS`] is
+//! the list of keys that it, the parser and the suggestions share.
+//!
+//! Files are joined like this. A key of a recipe wins over the same key of its base; `source` counts
+//! as one key, and so does `default.codec` together with `default.encoder`. Rules of a recipe come
+//! before those of its base, and a base's rule that could then match nothing (the same pattern again,
+//! or anything after a bare `*`) is dropped. `keep` adds up. `name`, `description` and
+//! `output.directory` belong to one artifact and are not inherited.
+
+mod dom;
+mod error;
+pub mod keys;
+mod lock;
+mod pattern;
+mod sheet;
+mod text;
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+pub use self::error::{CODECS, FileProblem, Mistake, RecipeError};
+pub use self::lock::{Difference, Lock, LockError, LockMistake, differences_text};
+pub use self::pattern::{BadPattern, Pattern, Scope};
+pub use self::text::{Located, Origin, RecipeFile};
+
+use self::dom::{Problem, Report};
+use self::sheet::{Sheet, base_of, check_encoder};
+use crate::codec::CodecSpec;
+use crate::digest::{Digest, Hasher};
+use crate::failure::Problems;
+use crate::quant::ENCODERS;
+use crate::units::Bytes;
+
+/// The most bytes a recipe file may have.
+const LARGEST: Bytes = Bytes::mib(1);
+
+/// The most files that may extend each other.
+const DEEPEST: usize = 8;
+
+/// The pipeline of a recipe that names none.
+const PIPELINE: &str = "rtn";
+
+/// A recipe, joined with its bases.
+#[derive(Debug, Clone)]
+pub struct Recipe {
+    /// The artifact's name; safe as a folder's.
+    pub name: String,
+    /// One line for the model card.
+    pub description: Option<String>,
+    /// The checkpoint, unless the command line gives it.
+    pub source: Option<Source>,
+    /// The name of the stage list.
+    pub pipeline: String,
+    /// What a tensor takes that no rule matches.
+    pub default: Choice,
+    /// First match wins.
+    pub rules: Vec<Rule>,
+    /// Tensors of unknown role that are stored as they are.
+    pub keep: Vec<KeepPattern>,
+    /// Where to, and how split.
+    pub output: Output,
+    /// Where stages that draw random numbers start.
+    pub seed: u64,
+    /// The texts: the base of all first, this recipe last.
+    pub files: Vec<RecipeFile>,
+    /// Where single values are stated, for later messages.
+    pub origins: Origins,
+}
+
+/// Where a checkpoint comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A folder, as written; [`Recipe::source_path`] resolves it.
+    Path(PathBuf),
+    /// A Hugging Face repository at one commit.
+    Hub {
+        /// `org/name`.
+        repo: String,
+        /// 40 lower-case hexadecimal digits.
+        revision: String,
+    },
+}
+
+/// What a weight becomes.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Choice {
+    /// How it is stored.
+    pub codec: CodecSpec,
+    /// How codes are found, if stated: one of [`ENCODERS`]. See [`Recipe::encoder`].
+    pub encoder: Option<String>,
+}
+
+impl fmt::Display for Choice {
+    /// `affine-4g64`, or `affine-4g64 (refit)` where an encoder is stated.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.encoder {
+            Some(encoder) => write!(f, "{} ({encoder})", self.codec),
+            None => write!(f, "{}", self.codec),
+        }
+    }
+}
+
+/// A choice for the modules that match.
+#[derive(Debug, Clone)]
+pub struct Rule {
+    /// Over module names, as MLX has them.
+    pub pattern: Pattern,
+    /// What they become.
+    pub choice: Choice,
+    /// Where the pattern is written.
+    pub origin: Origin,
+    /// Where the codec is written.
+    pub codec_origin: Origin,
+}
+
+impl Rule {
+    /// Whether this rule, standing first, leaves nothing for `later`.
+    fn hides(&self, later: &Pattern) -> bool {
+        self.pattern == *later || (self.pattern.is_everything() && later.scope() == Scope::Trunk)
+    }
+}
+
+/// Tensors to store as they are.
+#[derive(Debug, Clone)]
+pub struct KeepPattern {
+    /// Over the source's tensor names.
+    pub pattern: Pattern,
+    /// Where it is written.
+    pub origin: Origin,
+}
+
+/// Where the artifact goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Output {
+    /// Its folder, as written; [`Recipe::output_directory`] resolves it.
+    pub directory: Option<PathBuf>,
+    /// The most bytes of a weight file.
+    pub shard_size: Bytes,
+}
+
+/// Where single values are stated; `None` if nowhere.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Origins {
+    /// `source.path` or `source.hub`.
+    pub source: Option<Origin>,
+    /// `pipeline`.
+    pub pipeline: Option<Origin>,
+    /// `default.codec`.
+    pub default_codec: Option<Origin>,
+    /// `output.directory`.
+    pub directory: Option<Origin>,
+}
+
+/// Whether `encoder` can fill `codec`: `mlx` fills all that quantize, the others only affine.
+fn encoder_fills(encoder: &str, codec: CodecSpec) -> bool {
+    codec.quantizes() && (encoder == ENCODERS[0] || matches!(codec, CodecSpec::Affine { .. }))
+}
+
+impl Recipe {
+    /// Reads `path` and every file that it extends. `pipelines` are the names `pipeline` may have.
+    ///
+    /// # Errors
+    /// Every [`RecipeError`] of every file: this recipe's first, then its base's, in order of line.
+    pub fn load(path: &Path, pipelines: &[&str]) -> Result<Self, Problems<RecipeError>> {
+        let chain = Chain::follow(path)?;
+        Self::join(chain.files, chain.problems, chain.broken, pipelines)
+    }
+
+    /// Reads texts that are already at hand: the base of all first, each followed by the one that
+    /// extends it. This is how a recipe is read back from an artifact's provenance.
+    ///
+    /// # Errors
+    /// As [`Recipe::load`]; and [`Mistake::BaseNotGiven`] and [`Mistake::BaseNotAsked`] if the texts
+    /// are not such a chain.
+    ///
+    /// # Panics
+    /// If `files` is empty.
+    pub fn parse(files: Vec<RecipeFile>, pipelines: &[&str]) -> Result<Self, Problems<RecipeError>> {
+        assert!(!files.is_empty(), "a recipe has at least one file");
+        let mut problems = Vec::new();
+        for (file, text) in files.iter().enumerate() {
+            let (at, mistake) = match base_of(&text.text) {
+                Some((_, span)) if file == 0 => (span, Mistake::BaseNotGiven),
+                None if file > 0 => (0..0, Mistake::BaseNotAsked),
+                _ => continue,
+            };
+            problems.push(Problem { at: Origin { file, start: at.start, end: at.end }, mistake });
+        }
+        Self::join(files, problems, Vec::new(), pipelines)
+    }
+
+    fn join(
+        files: Vec<RecipeFile>,
+        mut problems: Vec<Problem>,
+        broken: Vec<RecipeError>,
+        pipelines: &[&str],
+    ) -> Result<Self, Problems<RecipeError>> {
+        // This recipe first, so that the first statement met is the one that counts.
+        let mut sheets = Vec::new();
+        for (file, text) in files.iter().enumerate().rev() {
+            let mut report = Report { file, problems: Vec::new() };
+            sheets.push(Sheet::read(text, pipelines, &mut report));
+            problems.append(&mut report.problems);
+        }
+        let own = &sheets[0];
+
+        let stating = sheets.iter().position(|sheet| sheet.states_codec);
+        let codec = stating.and_then(|at| sheets[at].codec.clone());
+        let encoder = sheets.iter().take(stating.map_or(0, |at| at + 1)).find_map(|s| s.encoder.clone());
+        let last = files.len() - 1;
+        let mut report = Report { file: last, problems: Vec::new() };
+        // A base that could not be read may be the one that states it.
+        if stating.is_none() && broken.is_empty() && !problems.iter().any(|p| p.mistake.hides_base()) {
+            let key = "codec";
+            let at = report.origin(0..0);
+            report.add(at, Mistake::MissingKey { key, section: keys::Section::Default });
+        }
+        if let (Some(codec), Some(encoder)) = (&codec, &encoder) {
+            check_encoder(codec.value, encoder, &mut report);
+        }
+        problems.append(&mut report.problems);
+
+        let source = sheets.iter().find_map(|sheet| sheet.source.clone());
+        let pipeline = sheets.iter().find_map(|sheet| sheet.pipeline.clone());
+        let mut rules: Vec<Rule> = Vec::new();
+        let mut keep: Vec<KeepPattern> = Vec::new();
+        for sheet in &sheets {
+            let earlier = rules.len();
+            for rule in &sheet.rules {
+                if !rules[..earlier].iter().any(|first| first.hides(&rule.pattern)) {
+                    rules.push(rule.clone());
+                }
+            }
+            for kept in &sheet.keep {
+                if !keep.iter().any(|earlier| earlier.pattern == kept.pattern) {
+                    keep.push(kept.clone());
+                }
+            }
+        }
+        let output = Output {
+            directory: own.directory.as_ref().map(|directory| directory.value.clone()),
+            shard_size: sheets.iter().find_map(|sheet| sheet.shard_size).unwrap_or(Bytes(5_000_000_000)),
+        };
+        let origins = Origins {
+            source: source.as_ref().map(|source| source.at),
+            pipeline: pipeline.as_ref().map(|pipeline| pipeline.at),
+            default_codec: codec.as_ref().map(|codec| codec.at),
+            directory: own.directory.as_ref().map(|directory| directory.at),
+        };
+        let seed = sheets.iter().find_map(|sheet| sheet.seed).unwrap_or(0);
+        let (name, description) = (own.name.clone(), own.description.clone());
+
+        problems.sort_by_key(|problem| (last - problem.at.file, problem.at.start, problem.at.end));
+        let located = problems.into_iter().map(|problem| locate(&files, problem.at, problem.mistake));
+        let name_and_codec = Problems::none_or(located.chain(broken).collect(), name.zip(codec))?;
+        let (name, codec) = name_and_codec.expect("a recipe without a name or a codec has a problem");
+        Ok(Self {
+            name,
+            description,
+            source: source.map(|source| source.value),
+            pipeline: pipeline.map_or_else(|| PIPELINE.to_owned(), |pipeline| pipeline.value),
+            default: Choice { codec: codec.value, encoder: encoder.map(|encoder| encoder.value) },
+            rules,
+            keep,
+            output,
+            seed,
+            origins,
+            files,
+        })
+    }
+
+    /// The digest of all texts in order, each preceded by its length in bytes as 8 little-endian bytes.
+    pub fn digest(&self) -> Digest {
+        let mut hasher = Hasher::default();
+        for file in &self.files {
+            hasher.update(&(file.text.len() as u64).to_le_bytes());
+            hasher.update(file.text.as_bytes());
+        }
+        hasher.finish()
+    }
+
+    /// The first rule that matches `module`, and its index.
+    pub fn rule_for(&self, module: &str) -> Option<(usize, &Rule)> {
+        self.rules.iter().enumerate().find(|(_, rule)| rule.pattern.matches(module))
+    }
+
+    /// The encoder of `choice`: its own, else the default's if that can fill the codec, else the first
+    /// of [`ENCODERS`]; `None` if the codec stores floats.
+    pub fn encoder<'a>(&'a self, choice: &'a Choice) -> Option<&'a str> {
+        let stated = [&choice.encoder, &self.default.encoder].into_iter().flatten().map(String::as_str);
+        stated.chain([ENCODERS[0]]).find(|encoder| encoder_fills(encoder, choice.codec))
+    }
+
+    /// The source's folder, from the folder of the file that states it; `None` for other sources.
+    pub fn source_path(&self) -> Option<PathBuf> {
+        match (&self.source, self.origins.source) {
+            (Some(Source::Path(written)), Some(origin)) => Some(self.resolve(written, origin)),
+            _ => None,
+        }
+    }
+
+    /// The artifact's folder, from the folder of the file that states it.
+    pub fn output_directory(&self) -> Option<PathBuf> {
+        Some(self.resolve(self.output.directory.as_ref()?, self.origins.directory?))
+    }
+
+    fn resolve(&self, written: &Path, origin: Origin) -> PathBuf {
+        beside(&self.files[origin.file].path, written)
+    }
+
+    /// A mistake found later at a place of this recipe (a rule that matches nothing, a group that does
+    /// not divide), shown as the parser shows its own.
+    pub fn problem(&self, origin: &Origin, message: String, help: Option<String>) -> RecipeError {
+        locate(&self.files, *origin, Mistake::Plan { message, help })
+    }
+}
+
+fn locate(files: &[RecipeFile], at: Origin, mistake: Mistake) -> RecipeError {
+    let file = &files[at.file];
+    RecipeError::Text(Box::new(Located::new(&file.path, &file.text, at.start..at.end, mistake)))
+}
+
+/// `written` in `file`: relative paths start at the file's folder.
+fn beside(file: &Path, written: &Path) -> PathBuf {
+    file.parent().unwrap_or(Path::new("")).join(written)
+}
+
+/// The files that a recipe leads to.
+struct Chain {
+    /// The base of all first.
+    files: Vec<RecipeFile>,
+    /// What is wrong with the `extends` of some.
+    problems: Vec<Problem>,
+    /// Files that are there but are not text.
+    broken: Vec<RecipeError>,
+}
+
+impl Chain {
+    /// Reads `path`, its base, its base's base and so on.
+    fn follow(path: &Path) -> Result<Self, RecipeError> {
+        let mut files = vec![read(path)??];
+        let mut seen = vec![identity(path)];
+        let mut broken = Vec::new();
+        let mut trouble = None;
+        while let Some((written, span)) = base_of(&files[files.len() - 1].text) {
+            let next = beside(&files[files.len() - 1].path, &written);
+            let mistake = if seen.contains(&identity(&next)) {
+                Mistake::Cycle { path: next }
+            } else if files.len() > DEEPEST {
+                Mistake::TooDeep { limit: DEEPEST }
+            } else {
+                seen.push(identity(&next));
+                match read(&next) {
+                    Ok(Ok(file)) => {
+                        files.push(file);
+                        continue;
+                    }
+                    Ok(Err(error)) => {
+                        broken.push(error);
+                        break;
+                    }
+                    Err(problem) => Mistake::Base(problem),
+                }
+            };
+            trouble = Some((span, mistake));
+            break;
+        }
+        // Whatever is wrong is wrong with the `extends` of the last file read, which is now the first.
+        files.reverse();
+        let problems = trouble
+            .map(|(span, mistake)| Problem {
+                at: Origin { file: 0, start: span.start, end: span.end },
+                mistake,
+            })
+            .into_iter()
+            .collect();
+        Ok(Self { files, problems, broken })
+    }
+}
+
+/// What tells two paths to one file from two files.
+fn identity(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+}
+
+/// The file as text; the inner error is that it is not.
+fn read(path: &Path) -> Result<Result<RecipeFile, RecipeError>, FileProblem> {
+    let path = path.to_owned();
+    let mut bytes = Vec::new();
+    let taken = File::open(&path).and_then(|file| file.take(LARGEST.0 + 1).read_to_end(&mut bytes));
+    match taken {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let near = similar_file(&path);
+            return Err(FileProblem::Absent { path, near });
+        }
+        Err(error) => return Err(FileProblem::Unreadable { path, error }),
+        Ok(_) if bytes.len() as u64 > LARGEST.0 => {
+            return Err(FileProblem::TooLarge { path, limit: LARGEST });
+        }
+        Ok(_) => {}
+    }
+    Ok(match String::from_utf8(bytes) {
+        Ok(text) => Ok(RecipeFile { path, text }),
+        Err(error) => {
+            let offset = error.utf8_error().valid_up_to();
+            // Bytes before the first bad one keep their places.
+            let text = String::from_utf8_lossy(error.as_bytes());
+            let mistake = Mistake::NotUtf8 { offset };
+            Err(Box::new(Located::new(&path, &text, offset..offset + 1, mistake)).into())
+        }
+    })
+}
+
+/// A recipe beside `path` whose name is close to it, as `demo` and `dmeo.toml` are to `demo.toml`.
+fn similar_file(path: &Path) -> Option<PathBuf> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let mut recipes: Vec<PathBuf> = std::fs::read_dir(folder.unwrap_or(Path::new(".")))
+        .ok()?
+        .filter_map(|entry| Some(folder.unwrap_or(Path::new("")).join(entry.ok()?.file_name())))
+        .filter(|file| file.extension().is_some_and(|extension| extension == "toml"))
+        .collect();
+    recipes.sort();
+    let stems: Vec<&str> = recipes.iter().filter_map(|file| file.file_stem()?.to_str()).collect();
+    let near = text::nearest(path.file_stem()?.to_str()?, stems)?;
+    recipes.iter().find(|file| file.file_stem().is_some_and(|stem| stem == near)).cloned()
+}

@@ -1,0 +1,90 @@
+//! Encoders and decoders against MLX's own bytes, and every instruction set against the definition.
+
+mod encoders;
+mod golden;
+mod refit;
+
+use tqc::codec::{CodecSpec, codec};
+use tqc::isa::Isa;
+use tqc::quant::{QuantError, Quantizer, Repairs, RowLoss, Rows};
+use tqc::tensor::Float;
+
+/// What one encoder made of some rows.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Encoded {
+    pub planes: Vec<Vec<u8>>,
+    pub losses: Vec<RowLoss>,
+    pub repairs: Repairs,
+}
+
+impl Encoded {
+    pub fn planes(&self) -> Vec<&[u8]> {
+        self.planes.iter().map(Vec::as_slice).collect()
+    }
+
+    pub fn decode(&self, spec: CodecSpec, rows: Rows<'_>) -> Vec<f32> {
+        let mut out = vec![f32::NAN; rows.values.len()];
+        codec(spec).decode(rows.in_features, rows.float, &self.planes(), &mut out);
+        out
+    }
+}
+
+pub fn encode(
+    quantizer: &dyn Quantizer,
+    spec: CodecSpec,
+    rows: Rows<'_>,
+    isa: Isa,
+) -> Result<Encoded, QuantError> {
+    let count = rows.values.len() / rows.in_features;
+    let layout = codec(spec).planes(rows.in_features as u64, rows.float).unwrap();
+    let mut planes: Vec<Vec<u8>> =
+        layout.iter().map(|p| vec![0xa5; p.row_bytes() as usize * count]).collect();
+    let mut losses = vec![RowLoss::default(); count];
+    let mut slices: Vec<&mut [u8]> = planes.iter_mut().map(Vec::as_mut_slice).collect();
+    let repairs = quantizer.fit(spec, rows, isa, &mut slices, &mut losses)?;
+    Ok(Encoded { planes, losses, repairs })
+}
+
+/// A fixed stream of numbers, so that a failure can be run again.
+pub struct Random(pub u64);
+
+impl Random {
+    /// splitmix64.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// In (0, 1).
+    pub fn uniform(&mut self) -> f64 {
+        ((self.bits() >> 11) as f64 + 0.5) / (1u64 << 53) as f64
+    }
+
+    /// Box and Muller.
+    pub fn normal(&mut self) -> f64 {
+        (-2.0 * self.uniform().ln()).sqrt() * (std::f64::consts::TAU * self.uniform()).cos()
+    }
+
+    /// Student's t with two degrees of freedom: heavy tails.
+    pub fn student(&mut self) -> f64 {
+        let chi = (self.normal().powi(2) + self.normal().powi(2)) / 2.0;
+        self.normal() / chi.sqrt()
+    }
+}
+
+/// `value` as a model of type `float` would hold it; the largest finite value if it is out of range.
+pub fn stored(float: Float, value: f64) -> f32 {
+    let largest = match float {
+        Float::Bf16 => half::bf16::MAX.to_f32(),
+        Float::F16 => half::f16::MAX.to_f32(),
+        Float::F32 => f32::MAX,
+    };
+    let value = (value as f32).clamp(-largest, largest);
+    match float {
+        Float::Bf16 => half::bf16::from_f32(value).to_f32(),
+        Float::F16 => half::f16::from_f32(value).to_f32(),
+        Float::F32 => value,
+    }
+}
