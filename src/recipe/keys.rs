@@ -101,6 +101,13 @@ pub static KEYS: &[Key] = &[
         "The artifact's name and its folder's: letters, digits, `-`, `_` and `.`; not inherited",
     ),
     key(Section::Top, "description", "string", "none", "One line for the model card; not inherited"),
+    key(
+        Section::Top,
+        "base-model",
+        "string",
+        "the hub source",
+        "Repository of the original model, `org/name`, for the model card; not inherited",
+    ),
     key(Section::Top, "extends", "path", "none", "A base recipe that this one changes"),
     key(Section::Top, "pipeline", "string", "`\"rtn\"`", "The stages and their order"),
     key(

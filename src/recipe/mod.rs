@@ -53,6 +53,8 @@ pub struct Recipe {
     pub name: String,
     /// One line for the model card.
     pub description: Option<String>,
+    /// Repository of the original model, for the card, if the source is not from the hub.
+    pub base_model: Option<String>,
     /// The checkpoint, unless the command line gives it.
     pub source: Option<Source>,
     /// The name of the stage list.
@@ -255,6 +257,7 @@ impl Recipe {
         };
         let seed = sheets.iter().find_map(|sheet| sheet.seed).unwrap_or(0);
         let (name, description) = (own.name.clone(), own.description.clone());
+        let base_model = own.base_model.clone();
 
         problems.sort_by_key(|problem| (last - problem.at.file, problem.at.start, problem.at.end));
         let located = problems.into_iter().map(|problem| locate(&files, problem.at, problem.mistake));
@@ -263,6 +266,7 @@ impl Recipe {
         Ok(Self {
             name,
             description,
+            base_model,
             source: source.map(|source| source.value),
             pipeline: pipeline.map_or_else(|| PIPELINE.to_owned(), |pipeline| pipeline.value),
             default: Choice { codec: codec.value, encoder: encoder.map(|encoder| encoder.value) },

@@ -26,6 +26,7 @@ const LEAST_SHARD: Bytes = Bytes(1_000_000);
 pub(super) struct Sheet {
     pub name: Option<String>,
     pub description: Option<String>,
+    pub base_model: Option<String>,
     pub extends: Option<At<PathBuf>>,
     pub pipeline: Option<At<String>>,
     pub seed: Option<u64>,
@@ -59,6 +60,8 @@ impl Sheet {
         let start = report.origin(0..0);
         let top = Table::new(Section::Top, &document, start, report);
         sheet.name = top.require("name", report).and_then(|value| name(value, report));
+        sheet.base_model =
+            top.get("base-model").and_then(|value| value.string(report)).map(|text| text.value.to_owned());
         sheet.description =
             top.get("description").and_then(|value| value.string(report)).map(|text| text.value.to_owned());
         sheet.extends = top.get("extends").and_then(|value| path(value, report));
