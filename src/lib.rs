@@ -23,3 +23,4 @@ pub mod process;
 pub mod artifact;
 pub mod plan;
 pub mod build;
+pub mod check;

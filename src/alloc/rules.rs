@@ -5,7 +5,7 @@ use crate::arch::Role;
 use crate::codec::{AffineBits, CodecSpec, GroupSize};
 use crate::failure::Problems;
 use crate::quant::{CAST, ENCODERS};
-use crate::recipe::{Choice, Origin, Recipe, RecipeError, Scope};
+use crate::recipe::{Choice, Origin, Recipe, RecipeError, Rule, Scope};
 
 /// Ordered rules over a default.
 ///
@@ -28,18 +28,8 @@ enum Because {
 impl Rules<'_> {
     fn choose(&self, candidate: &Candidate<'_>) -> (Choice, Because) {
         let output = candidate.output;
-        let scope = match output.role {
-            Role::Vision => Scope::Vision,
-            Role::Draft | Role::DraftLinear => Scope::DraftHead,
-            _ => Scope::Trunk,
-        };
-        let path = output.rule_path();
-        for (index, rule) in self.recipe.rules.iter().enumerate() {
-            let named = rule.pattern.matches(&path) || rule.pattern.matches(candidate.source_module);
-            let fits = output.role.quantizable() || !rule.choice.codec.quantizes();
-            if named && fits && rule.pattern.scope() == scope {
-                return (rule.choice.clone(), Because::Rule(index));
-            }
+        if let Some(index) = self.recipe.rules.iter().position(|rule| speaks_of(rule, candidate)) {
+            return (self.recipe.rules[index].choice.clone(), Because::Rule(index));
         }
         let default = &self.recipe.default;
         let role = |codec| {
@@ -65,6 +55,19 @@ impl Rules<'_> {
     }
 }
 
+/// Whether the rule names the module, in its part of the model, with a codec that it can have.
+fn speaks_of(rule: &Rule, candidate: &Candidate<'_>) -> bool {
+    let output = candidate.output;
+    let scope = match output.role {
+        Role::Vision => Scope::Vision,
+        Role::Draft | Role::DraftLinear => Scope::DraftHead,
+        _ => Scope::Trunk,
+    };
+    let fits = output.role.quantizable() || !rule.choice.codec.quantizes();
+    let named = || rule.pattern.matches(&output.rule_path()) || rule.pattern.matches(candidate.source_module);
+    rule.pattern.scope() == scope && fits && named()
+}
+
 fn eight_bits_like(default: &Choice) -> CodecSpec {
     let bits = AffineBits::try_from(8).expect("8 is a width");
     match default.codec {
@@ -79,16 +82,12 @@ impl Allocator for Rules<'_> {
     }
 
     fn assign(&self, candidates: &[Candidate<'_>]) -> Result<Vec<Assignment>, Problems<RecipeError>> {
-        let mut used = vec![false; self.recipe.rules.len()];
         let mut assignments = Vec::with_capacity(candidates.len());
         // (choice, in_features) pairs already reported: a wrong group concerns hundreds of modules alike.
         let mut undivided: Vec<(CodecSpec, Origin, u64, String, usize)> = Vec::new();
         for candidate in candidates {
             let (choice, because) = self.choose(candidate);
             let codec = choice.codec;
-            if let Because::Rule(index) = because {
-                used[index] = true;
-            }
             if let Some(group) = codec.group()
                 && !candidate.in_features.is_multiple_of(u64::from(group))
                 && let Some(origin) = self.origin(&because)
@@ -114,7 +113,9 @@ impl Allocator for Rules<'_> {
             assignments.push(Assignment { codec, encoder, reason });
         }
 
-        let unmatched = self.recipe.rules.iter().zip(&used).filter(|(_, used)| !**used).map(|(rule, _)| {
+        // A rule whose every module an earlier one takes is fine: a base recipe's rules come last.
+        let idle = |rule: &&Rule| !candidates.iter().any(|candidate| speaks_of(rule, candidate));
+        let unmatched = self.recipe.rules.iter().filter(idle).map(|rule| {
             let what = if rule.choice.codec.quantizes() { "module that can be quantized" } else { "module" };
             let help = match rule.pattern.scope() {
                 Scope::Trunk => nearest(rule.pattern.as_str(), candidates).map_or_else(
@@ -124,7 +125,7 @@ impl Allocator for Rules<'_> {
                 Scope::DraftHead => "this checkpoint has no such draft-head module; remove the rule".to_owned(),
                 Scope::Vision => "the vision tower is stored in bf16, f16 or as it is, and never quantized".to_owned(),
             };
-            let message = format!("rule `{}` matches no {what} that an earlier rule leaves", rule.pattern);
+            let message = format!("rule `{}` matches no {what} of this model", rule.pattern);
             self.recipe.problem(&rule.origin, message, Some(help))
         });
         let undivided = undivided.iter().map(|(codec, origin, in_features, path, count)| {

@@ -3,6 +3,7 @@
 pub mod card;
 pub mod config;
 pub mod layout;
+pub mod open;
 pub mod provenance;
 
 /// Name of the record; its SHA-256 is the artifact's digest, because it names every other file's.

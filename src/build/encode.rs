@@ -25,7 +25,8 @@ pub struct Encoded<'a> {
     pub repairs: Repairs,
 }
 
-/// Takes the panel through the pipeline, strip by strip, and gives the source's pages back.
+/// Takes the panel through the pipeline, strip by strip. Planes that are the stored bytes are not copied,
+/// so the caller gives the source's pages back ([`release_panel`]) when it is done with them.
 ///
 /// # Errors
 /// [`BuildError::NonFinite`], [`BuildError::CastOverflow`], [`BuildError::Encode`].
@@ -48,7 +49,6 @@ pub fn encode_panel<'a>(
     if module.work.verbatim() {
         check_finite(plan, module, stored, &mut scratch.values).map_err(refuse)?;
         encoded.planes.push(stored);
-        // The caller still reads these pages; they go with the digest's.
         return Ok(encoded);
     }
     scratch.planes.resize_with(module.planes.len(), Vec::new);
@@ -80,9 +80,15 @@ pub fn encode_panel<'a>(
         (scratch.values, scratch.transform) = (unit.values, unit.scratch);
         result.map_err(|error| refuse((error, start * module.work.row_elements)))?;
     }
-    plan.checkpoint.release(entry.file, entry.range.start + source.start..entry.range.start + source.end);
     encoded.planes.extend(scratch.planes.iter().map(Vec::as_slice));
     Ok(encoded)
+}
+
+/// Gives back the source pages that a panel was read from.
+pub fn release_panel(plan: &Plan, module: &Module, panel: usize) {
+    let entry = &plan.checkpoint.tensors()[module.tensor];
+    let source = module.source_range(&module.panels[panel]);
+    plan.checkpoint.release(entry.file, entry.range.start + source.start..entry.range.start + source.end);
 }
 
 /// Floats that are copied are refused like others if they are not finite; the error comes with the

@@ -14,7 +14,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::encode::{self, Encoded, encode_panel};
+use super::encode::{self, Encoded, encode_panel, release_panel};
 use super::schedule::{Ended, Schedule};
 use super::staging::{Entry, SealedModule, Staging};
 use super::{BuildError, Progress};
@@ -331,6 +331,7 @@ impl Run<'_> {
         for (plane, bytes) in planes.into_iter().enumerate() {
             self.write_plane(module, plane, module.panels[panel].start, bytes)?;
         }
+        release_panel(self.plan, module, panel);
         let mut progressing = self.modules[index].lock().expect(LOCKED);
         progressing.losses[panel] = losses;
         progressing.repairs += repairs;
