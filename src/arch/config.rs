@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use crate::digest::Digest;
 use crate::failure::{Exit, Failure};
 use crate::tensor::{Dtype, Float, Shape};
 
@@ -76,6 +77,7 @@ impl Failure for ArchError {
 #[derive(Debug, Clone)]
 pub struct Config {
     root: Map<String, Value>,
+    sha256: Digest,
 }
 
 impl Config {
@@ -97,7 +99,7 @@ impl Config {
             Ok(_) => return Err(unreadable("not a JSON object".to_owned())),
             Err(error) => return Err(unreadable(error.to_string())),
         };
-        Self::new(root)
+        Ok(Self { sha256: Digest::of(&bytes), ..Self::new(root)? })
     }
 
     /// Takes a parsed config.
@@ -110,7 +112,13 @@ impl Config {
                 return Err(ArchError::AlreadyQuantized { key: key.to_owned() });
             }
         }
-        Ok(Self { root })
+        let sha256 = Digest::of(&crate::digest::canonical_json(&root));
+        Ok(Self { root, sha256 })
+    }
+
+    /// Digest of the file as it was read.
+    pub fn digest(&self) -> Digest {
+        self.sha256
     }
 
     /// The whole object.

@@ -230,7 +230,7 @@ fn numbered(name: &str) -> Option<(u32, u32)> {
 }
 
 /// Whether `path` may be opened: it exists, and it is no link, or a link that `links` allows.
-pub(super) fn check_links(path: &Path, links: &Links) -> Result<(), CheckpointError> {
+pub fn check_links(path: &Path, links: &Links) -> Result<(), CheckpointError> {
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound => CheckpointError::Missing { path: path.to_path_buf() },
         _ => CheckpointError::Unreadable { path: path.to_path_buf(), source },

@@ -23,7 +23,7 @@ use std::time::SystemTime;
 use memmap2::{Advice, Mmap, UncheckedAdvice};
 
 pub use error::{CheckpointError, REPORTED};
-pub use files::INDEX;
+pub use files::{INDEX, check_links};
 pub use header::{HEADER_LIMIT, Header, HeaderTensor, read_header};
 
 use crate::failure::Problems;
@@ -326,6 +326,12 @@ fn missing_or(path: &Path, source: io::Error) -> CheckpointError {
 }
 
 impl SourceFile {
+    /// Time of last change when the file was opened, in nanoseconds since 1970; 0 if the system has none.
+    pub fn modified_ns(&self) -> u64 {
+        let since = self.modified.and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
+        since.map_or(0, |since| since.as_nanos() as u64)
+    }
+
     /// Maps the file and reads its header; `None` after a problem was pushed.
     fn open(
         name: String,

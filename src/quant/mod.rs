@@ -28,6 +28,9 @@ pub fn quantizer(id: &str) -> Option<&'static dyn Quantizer> {
     QUANTIZERS.iter().copied().find(|quantizer| quantizer.id() == id)
 }
 
+/// The encoder of codecs that store floats: rounds to the dtype. No recipe needs to name it.
+pub const CAST: &str = "cast";
+
 /// How much of a weight a quantizer or a stage must see at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Grain {
@@ -78,7 +81,7 @@ pub struct Repairs {
 
 impl Repairs {
     /// The kinds that occurred, with their counts.
-    pub fn rows(&self) -> impl Iterator<Item = (Repair, u64)> {
+    pub fn rows(self) -> impl Iterator<Item = (Repair, u64)> {
         [(Repair::ScaleUnderflow, self.scale_underflow), (Repair::ScaleOverflow, self.scale_overflow)]
             .into_iter()
             .filter(|(_, count)| *count > 0)
@@ -96,9 +99,7 @@ impl AddAssign for Repairs {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum QuantError {
     /// A scale or bias does not fit the dtype it is stored in.
-    #[error(
-        "scale or bias of row {row}, group {group} is not finite when stored as {float} (from {value:e})"
-    )]
+    #[error("scale or bias of group {group} is not finite when stored as {float} (from {value:e})")]
     ParameterOverflow {
         /// Row of the rows given.
         row: usize,
@@ -110,7 +111,7 @@ pub enum QuantError {
         value: f32,
     },
     /// A weight does not fit the float type it is stored in.
-    #[error("weight at row {row}, column {column} is not finite when stored as {float} (from {value:e})")]
+    #[error("the weight in column {column} is not finite when stored as {float} (from {value:e})")]
     ValueOverflow {
         /// Row of the rows given.
         row: usize,
@@ -121,6 +122,15 @@ pub enum QuantError {
         /// The value before it was rounded.
         value: f32,
     },
+}
+
+impl QuantError {
+    /// The row, of the rows given.
+    pub fn row(&self) -> usize {
+        match self {
+            QuantError::ParameterOverflow { row, .. } | QuantError::ValueOverflow { row, .. } => *row,
+        }
+    }
 }
 
 impl Failure for QuantError {

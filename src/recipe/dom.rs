@@ -54,8 +54,10 @@ pub(super) fn parse<'t>(text: &'t str, report: &mut Report) -> Option<DeTable<'t
         return None;
     }
     for error in &errors {
-        let at = report.origin(place(error));
-        report.add(at, Mistake::DuplicateKey);
+        let span = place(error);
+        let key = text.get(span.clone()).unwrap_or_default().to_owned();
+        let at = report.origin(span);
+        report.add(at, Mistake::DuplicateKey { key });
     }
     Some(document.into_inner())
 }
@@ -74,6 +76,8 @@ pub(super) struct Value<'t> {
     pub key: &'static str,
     pub value: &'t DeValue<'t>,
     pub at: Origin,
+    /// Whether it is an element of the array that `key` holds.
+    pub element: bool,
 }
 
 impl<'t> Table<'t> {
@@ -94,7 +98,7 @@ impl<'t> Table<'t> {
         // A table made of dotted keys has no braces; its first key stands for it.
         let span = if value.span().is_empty() { name.span() } else { value.span() };
         let at = Origin { file: self.at.file, start: span.start, end: span.end };
-        Some(Value { key, value: value.get_ref(), at })
+        Some(Value { key, value: value.get_ref(), at, element: false })
     }
 
     /// The value of a key that must be given.
@@ -118,7 +122,13 @@ impl<'t> Value<'t> {
             DeValue::Table(_) => "a table",
             DeValue::Datetime(_) => "a date or time",
         };
-        report.add(self.at, Mistake::WrongType { key: self.key, needed, found });
+        let key = self.key;
+        let mistake = match self.element {
+            // "strings", "tables".
+            true => Mistake::WrongElement { key, needed: needed.trim_start_matches("a "), found },
+            false => Mistake::WrongType { key, needed, found },
+        };
+        report.add(self.at, mistake);
     }
 
     /// A string that is not blank.
@@ -168,6 +178,7 @@ impl<'t> Value<'t> {
                     key: self.key,
                     value: element.get_ref(),
                     at: report.origin(element.span()),
+                    element: true,
                 })
                 .collect(),
             _ => {

@@ -101,10 +101,16 @@ pub enum Mistake {
         message: String,
     },
     /// A key is given twice in one table.
-    #[error("this key is given twice")]
-    DuplicateKey,
+    #[error("`{key}` is given twice")]
+    DuplicateKey {
+        /// As written.
+        key: String,
+    },
     /// A key that no recipe has.
-    #[error("{} has no key `{key}`", section.title())]
+    #[error("{}", match section {
+        Section::Top => format!("a recipe has no top-level key `{key}`"),
+        _ => format!("{} has no key `{key}`", section.title()),
+    })]
     UnknownKey {
         /// As written.
         key: String,
@@ -129,7 +135,17 @@ pub enum Mistake {
         /// The type found.
         found: &'static str,
     },
-    /// An empty string or list where something must be said.
+    /// An element of another type than the key's array holds.
+    #[error("`{key}` must hold {needed}s, got {found}")]
+    WrongElement {
+        /// The key.
+        key: &'static str,
+        /// The type its elements have.
+        needed: &'static str,
+        /// The type found.
+        found: &'static str,
+    },
+    /// An empty string where something must be said.
     #[error("`{key}` must not be empty")]
     Empty {
         /// The key.
@@ -288,6 +304,12 @@ pub enum Mistake {
     /// A base was given for a recipe that names none.
     #[error("this recipe has a base but no `extends`")]
     BaseNotAsked,
+    /// More mistakes than are worth a line each.
+    #[error("and {count} more mistakes, the first of them here")]
+    More {
+        /// How many are not shown, this one included.
+        count: usize,
+    },
     /// Something found when the recipe met a checkpoint.
     #[error("{message}")]
     Plan {
@@ -318,8 +340,8 @@ impl Mistake {
             Mistake::UnknownKey { key, section } => {
                 if let Some(near) = nearest(key, section.keys().map(|key| key.name)) {
                     format!("did you mean `{near}`?")
-                } else if let Some(sections) = elsewhere(key, *section) {
-                    format!("`{key}` belongs in {sections}")
+                } else if let Some(place) = elsewhere(key, *section) {
+                    format!("`{key}` belongs {place}")
                 } else {
                     format!("its keys are {}", listed(section.keys().map(|key| key.name)))
                 }
@@ -331,6 +353,7 @@ impl Mistake {
                 "a branch or tag moves; the commit is on the repository's page under `History`".into()
             }
             Mistake::WrongType { key: "rule", .. } => "begin each rule with `[[rule]]`".into(),
+            Mistake::WrongType { key: "source", .. } => "write `source = { path = \"…\" }`".into(),
             Mistake::WrongType { key: "shard-size", .. } => {
                 "write a size in quotes, such as `\"5GB\"`".into()
             }
@@ -361,6 +384,6 @@ impl Mistake {
 fn suggest<'k>(found: &str, known: impl Iterator<Item = &'k str> + Clone) -> String {
     match nearest(found, known.clone()) {
         Some(near) => format!("did you mean `{near}`?"),
-        None => format!("known are {}", listed(known)),
+        None => format!("known names: {}", listed(known)),
     }
 }

@@ -37,7 +37,7 @@ impl Section {
     /// What a message calls it.
     pub fn title(self) -> &'static str {
         match self {
-            Section::Top => "the top of a recipe",
+            Section::Top => "a recipe",
             Section::Source => "`[source]`",
             Section::Default => "`[default]`",
             Section::Rule => "`[[rule]]`",
@@ -101,6 +101,13 @@ pub static KEYS: &[Key] = &[
         "The artifact's name and its folder's: letters, digits, `-`, `_` and `.`; not inherited",
     ),
     key(Section::Top, "description", "string", "none", "One line for the model card; not inherited"),
+    key(
+        Section::Top,
+        "base-model",
+        "string",
+        "the hub source",
+        "Repository of the original model, `org/name`, for the model card; not inherited",
+    ),
     key(Section::Top, "extends", "path", "none", "A base recipe that this one changes"),
     key(Section::Top, "pipeline", "string", "`\"rtn\"`", "The stages and their order"),
     key(
@@ -170,14 +177,17 @@ pub fn reference() -> String {
     text
 }
 
-/// The tables, other than `here`, that know `name`; for messages.
+/// Where else than `here` a key `name` would be known; for messages.
 pub(super) fn elsewhere(name: &str, here: Section) -> Option<String> {
+    if here != Section::Top && Section::Top.keys().any(|key| key.name == name) {
+        return Some("at the top of the file, above the first table".to_owned());
+    }
     let titles: Vec<&str> = KEYS
         .iter()
         .filter(|key| key.name == name && key.section != here)
         .map(|key| key.section.title().trim_matches('`'))
         .collect();
-    (!titles.is_empty()).then(|| listed(titles))
+    (!titles.is_empty()).then(|| format!("in {}", listed(titles)))
 }
 
 #[cfg(test)]

@@ -43,6 +43,9 @@ const LARGEST: Bytes = Bytes::mib(1);
 /// The most files that may extend each other.
 const DEEPEST: usize = 8;
 
+/// The most mistakes that are shown one by one; a file with more is not a recipe.
+const SHOWN: usize = 100;
+
 /// The pipeline of a recipe that names none.
 const PIPELINE: &str = "rtn";
 
@@ -53,6 +56,8 @@ pub struct Recipe {
     pub name: String,
     /// One line for the model card.
     pub description: Option<String>,
+    /// Repository of the original model, for the card, if the source is not from the hub.
+    pub base_model: Option<String>,
     /// The checkpoint, unless the command line gives it.
     pub source: Option<Source>,
     /// The name of the stage list.
@@ -218,7 +223,7 @@ impl Recipe {
         // A base that could not be read may be the one that states it.
         if stating.is_none() && broken.is_empty() && !problems.iter().any(|p| p.mistake.hides_base()) {
             let key = "codec";
-            let at = report.origin(0..0);
+            let at = own.default_at.unwrap_or(report.origin(0..0));
             report.add(at, Mistake::MissingKey { key, section: keys::Section::Default });
         }
         if let (Some(codec), Some(encoder)) = (&codec, &encoder) {
@@ -255,14 +260,21 @@ impl Recipe {
         };
         let seed = sheets.iter().find_map(|sheet| sheet.seed).unwrap_or(0);
         let (name, description) = (own.name.clone(), own.description.clone());
+        let base_model = own.base_model.clone();
 
         problems.sort_by_key(|problem| (last - problem.at.file, problem.at.start, problem.at.end));
+        if problems.len() > SHOWN {
+            let count = problems.len() - SHOWN;
+            problems.truncate(SHOWN + 1);
+            problems[SHOWN].mistake = Mistake::More { count };
+        }
         let located = problems.into_iter().map(|problem| locate(&files, problem.at, problem.mistake));
         let name_and_codec = Problems::none_or(located.chain(broken).collect(), name.zip(codec))?;
         let (name, codec) = name_and_codec.expect("a recipe without a name or a codec has a problem");
         Ok(Self {
             name,
             description,
+            base_model,
             source: source.map(|source| source.value),
             pipeline: pipeline.map_or_else(|| PIPELINE.to_owned(), |pipeline| pipeline.value),
             default: Choice { codec: codec.value, encoder: encoder.map(|encoder| encoder.value) },
@@ -429,4 +441,207 @@ fn similar_file(path: &Path) -> Option<PathBuf> {
     let stems: Vec<&str> = recipes.iter().filter_map(|file| file.file_stem()?.to_str()).collect();
     let near = text::nearest(path.file_stem()?.to_str()?, stems)?;
     recipes.iter().find(|file| file.file_stem().is_some_and(|stem| stem == near)).cloned()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+
+    const PIPELINES: &[&str] = &["rtn", "other"];
+
+    fn file(path: &str, text: &str) -> RecipeFile {
+        RecipeFile { path: path.into(), text: text.into() }
+    }
+
+    fn joined(texts: &[&str]) -> Recipe {
+        let files = texts.iter().enumerate().map(|(i, text)| file(&format!("f{i}/r.toml"), text)).collect();
+        Recipe::parse(files, PIPELINES).unwrap_or_else(|problems| panic!("{problems}"))
+    }
+
+    fn rules(recipe: &Recipe) -> Vec<(&str, String)> {
+        recipe.rules.iter().map(|rule| (rule.pattern.as_str(), rule.choice.to_string())).collect()
+    }
+
+    #[test]
+    fn the_names_of_codecs_are_those_of_the_codec_type() {
+        let name: serde::de::value::StrDeserializer<'_, serde::de::value::Error> =
+            serde::de::IntoDeserializer::into_deserializer("no-such-codec");
+        let message = CodecSpec::deserialize(name).unwrap_err().to_string();
+        let (_, known) = message.split_once("expected one of ").unwrap();
+        let known: Vec<&str> = known.split(", ").map(|name| name.trim_matches('`')).collect();
+        assert_eq!(known, CODECS);
+    }
+
+    #[test]
+    fn every_codec_can_be_written() {
+        for codec in CODECS {
+            let written = match *codec {
+                "affine" => "{ affine = { bits = 5, group = 32 } }".to_owned(),
+                name => format!("\"{name}\""),
+            };
+            let recipe = joined(&[&format!("name = 'x'\ndefault.codec = {written}")]);
+            let expected = if *codec == "affine" { "affine-5g32" } else { codec };
+            assert_eq!(recipe.default.codec.to_string(), expected);
+        }
+        let dotted = joined(&["name = 'x'\n[default]\ncodec.affine.bits = 3\ncodec.affine.group = 128"]);
+        assert_eq!(dotted.default.codec.to_string(), "affine-3g128");
+    }
+
+    #[test]
+    fn what_is_not_stated_has_its_default() {
+        let recipe = joined(&["name = 'x'\ndefault.codec = 'mxfp4'"]);
+        assert_eq!((recipe.pipeline.as_str(), recipe.seed), ("rtn", 0));
+        assert_eq!(recipe.output, Output { directory: None, shard_size: Bytes(5_000_000_000) });
+        assert_eq!((recipe.source, recipe.description), (None, None));
+        assert!(recipe.rules.is_empty() && recipe.keep.is_empty());
+    }
+
+    #[test]
+    fn a_recipe_wins_over_its_base_key_by_key() {
+        let recipe = joined(&[
+            "name = 'base'\ndescription = 'b'\nseed = 1\npipeline = 'other'\nsource.path = 'models/m'\n\
+             default.codec = 'mxfp4'\noutput = { directory = 'there', shard-size = '1GB' }\nkeep.tensors = ['*.b', '*.c']",
+            "name = 'child'\nextends = 'x'\nseed = 2\nkeep.tensors = ['*.a', '*.b']",
+        ]);
+        assert_eq!((recipe.name.as_str(), recipe.description.as_deref()), ("child", None));
+        assert_eq!((recipe.seed, recipe.pipeline.as_str()), (2, "other"));
+        assert_eq!(recipe.default.codec, CodecSpec::Mxfp4);
+        assert_eq!(recipe.output, Output { directory: None, shard_size: Bytes(1_000_000_000) });
+        let kept: Vec<&str> = recipe.keep.iter().map(|keep| keep.pattern.as_str()).collect();
+        assert_eq!(kept, ["*.a", "*.b", "*.c"]);
+        // The source is stated by the base, so it starts at the base's folder.
+        assert_eq!(recipe.source, Some(Source::Path("models/m".into())));
+        assert_eq!(recipe.source_path(), Some("f0/models/m".into()));
+        assert_eq!(recipe.output_directory(), None);
+    }
+
+    #[test]
+    fn a_source_is_replaced_whole() {
+        let commit = "0123456789ABCDEF0123456789abcdef01234567";
+        let recipe = joined(&[
+            "name = 'base'\nsource.path = 'models/m'\ndefault.codec = 'mxfp4'",
+            &format!("name = 'child'\nextends = 'x'\nsource = {{ hub = 'org/n', revision = '{commit}' }}"),
+        ]);
+        let expected = Source::Hub { repo: "org/n".into(), revision: commit.to_lowercase() };
+        assert_eq!(recipe.source, Some(expected));
+        assert_eq!(recipe.source_path(), None);
+    }
+
+    #[test]
+    fn rules_come_before_the_bases_and_replace_those_they_hide() {
+        let base = "name = 'base'\ndefault.codec = 'mxfp4'\n[[rule]]\nmatch = '*.a'\ncodec = 'nvfp4'\n\
+                    [[rule]]\nmatch = '*.b'\ncodec = 'nvfp4'\n[[rule]]\nmatch = 'mtp.*'\ncodec = 'f16'\n";
+        let middle = "name = 'middle'\nextends = 'x'\n[[rule]]\nmatch = '*.b'\ncodec = 'mxfp8'\n";
+        let child = "name = 'child'\nextends = 'x'\n[[rule]]\nmatch = '*.c'\ncodec = 'bf16'\n";
+        assert_eq!(
+            rules(&joined(&[base, middle, child])),
+            [
+                ("*.c", "bf16".to_owned()),
+                ("*.b", "mxfp8".to_owned()),
+                ("*.a", "nvfp4".to_owned()),
+                ("mtp.*", "f16".to_owned())
+            ]
+        );
+        let all = "name = 'child'\nextends = 'x'\n[[rule]]\nmatch = '*'\ncodec = 'bf16'\n";
+        assert_eq!(rules(&joined(&[base, all])), [("*", "bf16".to_owned()), ("mtp.*", "f16".to_owned())]);
+    }
+
+    #[test]
+    fn stating_a_codec_drops_the_bases_encoder_but_not_the_other_way_round() {
+        let affine = "name = 'base'\n[default]\ncodec.affine = { bits = 4, group = 64 }\nencoder = 'refit'";
+        let codec = "name = 'child'\nextends = 'x'\ndefault.codec = 'mxfp4'";
+        assert_eq!(joined(&[affine, codec]).default.to_string(), "mxfp4");
+        let encoder = "name = 'child'\nextends = 'x'\ndefault.encoder = 'mlx'";
+        assert_eq!(joined(&[affine, encoder]).default.to_string(), "affine-4g64 (mlx)");
+        let neither = "name = 'child'\nextends = 'x'";
+        assert_eq!(joined(&[affine, neither]).default.to_string(), "affine-4g64 (refit)");
+    }
+
+    #[test]
+    fn an_encoder_comes_from_the_rule_then_the_default_then_is_mlx() {
+        let recipe = joined(&["name = 'x'\n\
+             [default]\ncodec.affine = { bits = 4, group = 64 }\nencoder = 'refit'\n\
+             [[rule]]\nmatch = '*.a'\ncodec.affine = { bits = 6, group = 64 }\n\
+             [[rule]]\nmatch = '*.b'\ncodec.affine = { bits = 6, group = 64 }\nencoder = 'mlx'\n\
+             [[rule]]\nmatch = '*.c'\ncodec = 'nvfp4'\n\
+             [[rule]]\nmatch = '*.d'\ncodec = 'bf16'\n"]);
+        let encoder = |module: &str| recipe.encoder(&recipe.rule_for(module).unwrap().1.choice);
+        assert_eq!(encoder("x.a"), Some("refit"));
+        assert_eq!(encoder("x.b"), Some("mlx"));
+        assert_eq!(encoder("x.c"), Some("mlx"));
+        assert_eq!(encoder("x.d"), None);
+        assert_eq!(recipe.encoder(&recipe.default), Some("refit"));
+        assert!(recipe.rule_for("x.e").is_none());
+        assert_eq!(recipe.rule_for("x.c").unwrap().0, 2);
+    }
+
+    #[test]
+    fn the_digest_follows_every_text_and_its_order() {
+        let (base, child) = ("name = 'b'\ndefault.codec = 'bf16'\n", "name = 'c'\nextends = 'x'\n");
+        let mut message = Vec::new();
+        for text in [base, child] {
+            message.extend((text.len() as u64).to_le_bytes());
+            message.extend(text.as_bytes());
+        }
+        assert_eq!(joined(&[base, child]).digest(), Digest::of(&message));
+        let comment = format!("{base}#\n");
+        assert_ne!(joined(&[&comment, child]).digest(), joined(&[base, child]).digest());
+    }
+
+    #[test]
+    fn a_mistake_found_later_is_shown_at_its_rule() {
+        let recipe =
+            joined(&["name = 'x'\ndefault.codec = 'bf16'\n[[rule]]\nmatch = '*.nope'\ncodec = 'mxfp4'\n"]);
+        let help = Some("remove it".to_owned());
+        let problem = recipe.problem(&recipe.rules[0].origin, "this rule matches no module".into(), help);
+        assert_eq!(
+            problem.to_string(),
+            "f0/r.toml:4:9\n4 | match = '*.nope'\n  |         ^^^^^^^^\nthis rule matches no module"
+        );
+        assert_eq!(crate::failure::Failure::help(&problem).as_deref(), Some("remove it"));
+        let codec = recipe.problem(&recipe.rules[0].codec_origin, String::new(), None);
+        assert_eq!(codec.place(), Some((Path::new("f0/r.toml"), 5, 9)));
+        let default = recipe.problem(&recipe.origins.default_codec.unwrap(), String::new(), None);
+        assert_eq!(default.place(), Some((Path::new("f0/r.toml"), 2, 17)));
+    }
+
+    #[test]
+    fn texts_that_are_no_chain_are_refused() {
+        let (plain, child) = ("name = 'b'\ndefault.codec = 'bf16'\n", "name = 'c'\nextends = 'x'\n");
+        let refuse = |texts: [&str; 2]| {
+            let files = texts.map(|text| file("r.toml", text)).to_vec();
+            Recipe::parse(files, PIPELINES).unwrap_err().to_string()
+        };
+        assert!(refuse([plain, plain]).contains("this recipe has a base but no `extends`"));
+        assert!(refuse([child, child]).contains("`extends` names a recipe whose text was not given"));
+    }
+
+    #[test]
+    fn a_file_of_nothing_but_mistakes_is_answered_in_a_hundred() {
+        let text: String = (0..250).map(|i| format!("key{i:03} = {i}\n")).collect();
+        let problems = Recipe::parse(vec![file("r.toml", &text)], PIPELINES).unwrap_err();
+        assert_eq!(problems.list().len(), 101);
+        // 250 unknown keys, no name, no default: 252 mistakes, the absent ones placed at the start.
+        let last = problems.list()[100].to_string();
+        assert!(last.starts_with("r.toml:99:1\n99 | key098"), "{last}");
+        assert!(last.ends_with("and 152 more mistakes, the first of them here"), "{last}");
+    }
+
+    #[test]
+    fn eight_bases_are_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |i: usize| folder.path().join(format!("r{i}.toml"));
+        for i in 0..8 {
+            std::fs::write(path(i), format!("name = 'r{i}'\nextends = 'r{}.toml'\n", i + 1)).unwrap();
+        }
+        std::fs::write(path(8), "name = 'r8'\ndefault.codec = 'bf16'\nseed = 5\n").unwrap();
+        let recipe = Recipe::load(&path(0), PIPELINES).unwrap();
+        assert_eq!((recipe.name.as_str(), recipe.seed, recipe.files.len()), ("r0", 5, 9));
+        assert_eq!(recipe.files[8].path, path(0));
+        // The same texts without the file system, as provenance keeps them.
+        let again = Recipe::parse(recipe.files.clone(), PIPELINES).unwrap();
+        assert_eq!((again.name.as_str(), again.digest()), ("r0", recipe.digest()));
+    }
 }

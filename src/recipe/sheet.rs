@@ -26,10 +26,13 @@ const LEAST_SHARD: Bytes = Bytes(1_000_000);
 pub(super) struct Sheet {
     pub name: Option<String>,
     pub description: Option<String>,
+    pub base_model: Option<String>,
     pub extends: Option<At<PathBuf>>,
     pub pipeline: Option<At<String>>,
     pub seed: Option<u64>,
     pub source: Option<At<Source>>,
+    /// The header of `[default]`.
+    pub default_at: Option<Origin>,
     pub states_codec: bool,
     pub codec: Option<At<CodecSpec>>,
     pub encoder: Option<At<String>>,
@@ -59,6 +62,8 @@ impl Sheet {
         let start = report.origin(0..0);
         let top = Table::new(Section::Top, &document, start, report);
         sheet.name = top.require("name", report).and_then(|value| name(value, report));
+        sheet.base_model =
+            top.get("base-model").and_then(|value| value.string(report)).map(|text| text.value.to_owned());
         sheet.description =
             top.get("description").and_then(|value| value.string(report)).map(|text| text.value.to_owned());
         sheet.extends = top.get("extends").and_then(|value| path(value, report));
@@ -66,6 +71,7 @@ impl Sheet {
         sheet.seed = top.get("seed").and_then(|value| seed(value, report));
         sheet.source = top.get("source").and_then(|value| source(value, report));
         if let Some(value) = top.get("default") {
+            sheet.default_at = Some(value.at);
             // A `[default]` of the wrong type is one mistake, not also a missing codec.
             sheet.states_codec = !matches!(value.value, DeValue::Table(_));
             if let Some(table) = value.table(Section::Default, report) {
@@ -211,7 +217,10 @@ fn codec(value: Value<'_>, report: &mut Report) -> Option<At<CodecSpec>> {
                     let span = if parameters.span().is_empty() { name.span() } else { parameters.span() };
                     let at = report.origin(span);
                     if codec == "affine" {
-                        affine(Value { key: "affine", value: parameters.get_ref(), at }, report)
+                        affine(
+                            Value { key: "affine", value: parameters.get_ref(), at, element: false },
+                            report,
+                        )
                     } else {
                         report.add(at, Mistake::CodecTakesNoParameters { codec });
                         None

@@ -13,6 +13,13 @@ pub struct RecipeFile {
     pub text: String,
 }
 
+impl RecipeFile {
+    /// The file's name without its folder: what an artifact records.
+    pub fn name(&self) -> String {
+        self.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+}
+
 /// A place in a recipe's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Origin {

@@ -150,26 +150,35 @@ fn the_table_of_keys_in_the_documents_is_the_one_the_parser_uses() {
 }
 
 #[test]
-fn every_example_in_the_documents_is_accepted() {
+fn the_examples_in_the_documents_do_what_the_documents_say() {
+    let folder = tempfile::tempdir().unwrap();
+    for shipped in toml_files("recipes") {
+        fs::copy(&shipped, folder.path().join(shipped.file_name().unwrap())).unwrap();
+    }
     let text = fs::read_to_string("docs/recipes.md").unwrap();
-    let mut examples = 0;
+    let mut examples = std::collections::BTreeMap::new();
     for part in text.split("```toml\n").skip(1) {
         let (example, _) = part.split_once("```").expect("an end of the example");
-        // A fragment that shows single keys has no name; only whole recipes are checked.
-        if example.starts_with("name = ") {
-            let file =
-                RecipeFile { path: "docs/recipes.md".into(), text: example.replace("extends = ", "# ") };
-            let text = if example.contains("extends = ") {
-                format!("{}\n[default]\ncodec = \"bf16\"\n", file.text)
-            } else {
-                file.text
-            };
-            let file = RecipeFile { path: file.path, text };
-            Recipe::parse(vec![file], PIPELINES).unwrap_or_else(|problems| panic!("{problems}"));
-            examples += 1;
-        }
+        // Whole recipes begin with their file's name, fragments do not.
+        let Some((name, _)) = example.strip_prefix("# ").and_then(|rest| rest.split_once('\n')) else {
+            continue;
+        };
+        fs::write(folder.path().join(name), example).unwrap();
+        let recipe = Recipe::load(&folder.path().join(name), PIPELINES);
+        examples.insert(name, recipe.unwrap_or_else(|problems| panic!("{problems}")));
     }
-    assert!(examples >= 2, "{examples}");
+    assert!(examples.contains_key("smallest.toml"));
+    let worked = &examples["my-coder.toml"];
+    for (module, expected) in [
+        ("model.layers.0.mlp.down_proj", ("bf16", None)),
+        ("model.layers.5.mlp.down_proj", ("affine-6g64", Some("refit"))),
+        ("lm_head", ("mxfp8", Some("mlx"))),
+        ("model.layers.5.self_attn.q_proj", ("affine-4g64", Some("refit"))),
+    ] {
+        let choice = worked.rule_for(module).map_or(&worked.default, |(_, rule)| &rule.choice);
+        assert_eq!((choice.codec.to_string().as_str(), worked.encoder(choice)), expected, "{module}");
+        assert!(text.contains(&format!("| `{module}` | ")), "{module}");
+    }
 }
 
 #[test]

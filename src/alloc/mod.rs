@@ -1,0 +1,47 @@
+//! Which codec each module gets.
+//!
+//! An allocator sees names, roles and shapes, never weights, and gives every module a codec and an
+//! encoder, with the reason in words. [`Rules`] is the recipe's own word: ordered rules, first match wins.
+
+mod rules;
+
+pub use rules::Rules;
+
+use crate::arch::Output;
+use crate::codec::CodecSpec;
+use crate::failure::Problems;
+use crate::recipe::RecipeError;
+
+/// A module that needs a codec.
+#[derive(Debug, Clone, Copy)]
+pub struct Candidate<'a> {
+    /// What it is.
+    pub output: &'a Output,
+    /// The source tensor's name without `.weight`: rules may use it too.
+    pub source_module: &'a str,
+    /// Columns of the matrix.
+    pub in_features: u64,
+}
+
+/// A module's codec, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Assignment {
+    /// What is stored.
+    pub codec: CodecSpec,
+    /// Who searches, by name in the quantizer registry.
+    pub encoder: &'static str,
+    /// For the plan and the report.
+    pub reason: String,
+}
+
+/// A way to hand out codecs.
+pub trait Allocator {
+    /// As provenance names it.
+    fn id(&self) -> &'static str;
+
+    /// One assignment per candidate, in order.
+    ///
+    /// # Errors
+    /// Every mistake of the recipe that shows only now, at its line.
+    fn assign(&self, candidates: &[Candidate<'_>]) -> Result<Vec<Assignment>, Problems<RecipeError>>;
+}

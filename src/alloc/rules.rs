@@ -1,0 +1,164 @@
+//! The recipe's own assignment: first matching rule, else the role's default.
+
+use super::{Allocator, Assignment, Candidate};
+use crate::arch::Role;
+use crate::codec::{AffineBits, CodecSpec, GroupSize};
+use crate::failure::Problems;
+use crate::quant::{CAST, ENCODERS};
+use crate::recipe::{Choice, Origin, Recipe, RecipeError, Rule, Scope};
+
+/// Ordered rules over a default.
+///
+/// A rule with a quantizing codec speaks of the matrices it matches and passes over norms, biases and the
+/// like; one with a float codec speaks of everything it matches. Without a rule, linears and embeddings
+/// take the recipe's default; routers and `in_proj_a`/`in_proj_b` take affine 8-bit at the default's group
+/// (64 if it has none) unless the default stores floats; the vision tower takes bf16; all else is kept.
+pub struct Rules<'a> {
+    /// Whose rules.
+    pub recipe: &'a Recipe,
+}
+
+/// Why a module has the choice it has.
+enum Because {
+    Rule(usize),
+    Default,
+    Role(&'static str),
+}
+
+impl Rules<'_> {
+    fn choose(&self, candidate: &Candidate<'_>) -> (Choice, Because) {
+        let output = candidate.output;
+        if let Some(index) = self.recipe.rules.iter().position(|rule| speaks_of(rule, candidate)) {
+            return (self.recipe.rules[index].choice.clone(), Because::Rule(index));
+        }
+        let default = &self.recipe.default;
+        let role = |codec| {
+            let reason = output.role.default_reason().unwrap_or_default();
+            (Choice { codec, encoder: None }, Because::Role(reason))
+        };
+        match output.role {
+            Role::Linear | Role::Embedding | Role::Head | Role::Experts => {
+                (default.clone(), Because::Default)
+            }
+            Role::Router | Role::Decay if default.codec.quantizes() => role(eight_bits_like(default)),
+            Role::Router | Role::Decay => (default.clone(), Because::Default),
+            Role::Vision => role(CodecSpec::Bf16),
+            _ => role(CodecSpec::Keep),
+        }
+    }
+
+    fn origin(&self, because: &Because) -> Option<Origin> {
+        match because {
+            Because::Rule(index) => Some(self.recipe.rules[*index].codec_origin),
+            Because::Default | Because::Role(_) => self.recipe.origins.default_codec,
+        }
+    }
+}
+
+/// Whether the rule names the module, in its part of the model, with a codec that it can have.
+fn speaks_of(rule: &Rule, candidate: &Candidate<'_>) -> bool {
+    let output = candidate.output;
+    let scope = match output.role {
+        Role::Vision => Scope::Vision,
+        Role::Draft | Role::DraftLinear => Scope::DraftHead,
+        _ => Scope::Trunk,
+    };
+    let fits = output.role.quantizable() || !rule.choice.codec.quantizes();
+    let named = || rule.pattern.matches(&output.rule_path()) || rule.pattern.matches(candidate.source_module);
+    rule.pattern.scope() == scope && fits && named()
+}
+
+fn eight_bits_like(default: &Choice) -> CodecSpec {
+    let bits = AffineBits::try_from(8).expect("8 is a width");
+    match default.codec {
+        CodecSpec::Affine { group, .. } => CodecSpec::Affine { bits, group },
+        _ => CodecSpec::Affine { bits, group: GroupSize::try_from(64).expect("64 is a size") },
+    }
+}
+
+impl Allocator for Rules<'_> {
+    fn id(&self) -> &'static str {
+        "rules"
+    }
+
+    fn assign(&self, candidates: &[Candidate<'_>]) -> Result<Vec<Assignment>, Problems<RecipeError>> {
+        let mut assignments = Vec::with_capacity(candidates.len());
+        // (choice, in_features) pairs already reported: a wrong group concerns hundreds of modules alike.
+        let mut undivided: Vec<(CodecSpec, Origin, u64, String, usize)> = Vec::new();
+        for candidate in candidates {
+            let (choice, because) = self.choose(candidate);
+            let codec = choice.codec;
+            if let Some(group) = codec.group()
+                && !candidate.in_features.is_multiple_of(u64::from(group))
+                && let Some(origin) = self.origin(&because)
+            {
+                let seen = undivided
+                    .iter_mut()
+                    .find(|(c, o, k, ..)| (*c, *o, *k) == (codec, origin, candidate.in_features));
+                match seen {
+                    Some((.., count)) => *count += 1,
+                    None => {
+                        let path = candidate.output.rule_path();
+                        undivided.push((codec, origin, candidate.in_features, path, 1));
+                    }
+                }
+            }
+            let named = self.recipe.encoder(&choice);
+            let encoder = ENCODERS.iter().find(|known| Some(**known) == named).copied().unwrap_or(CAST);
+            let reason = match because {
+                Because::Rule(index) => format!("rule `{}`", self.recipe.rules[index].pattern),
+                Because::Default => "default".to_owned(),
+                Because::Role(reason) => reason.to_owned(),
+            };
+            assignments.push(Assignment { codec, encoder, reason });
+        }
+
+        // A rule whose every module an earlier one takes is fine: a base recipe's rules come last.
+        let idle = |rule: &&Rule| !candidates.iter().any(|candidate| speaks_of(rule, candidate));
+        let unmatched = self.recipe.rules.iter().filter(idle).map(|rule| {
+            let what = if rule.choice.codec.quantizes() { "module that can be quantized" } else { "module" };
+            let help = match rule.pattern.scope() {
+                Scope::Trunk => nearest(rule.pattern.as_str(), candidates).map_or_else(
+                    || "`tqc plan` lists the module names".to_owned(),
+                    |name| format!("the nearest module name is `{name}`; `tqc plan` lists them all, or remove the rule"),
+                ),
+                Scope::DraftHead => "this checkpoint has no such draft-head module; remove the rule".to_owned(),
+                Scope::Vision => "the vision tower is stored in bf16, f16 or as it is, and never quantized".to_owned(),
+            };
+            let message = format!("rule `{}` matches no {what} of this model", rule.pattern);
+            self.recipe.problem(&rule.origin, message, Some(help))
+        });
+        let undivided = undivided.iter().map(|(codec, origin, in_features, path, count)| {
+            let group = codec.group().expect("only grouped codecs are collected");
+            let others = if *count > 1 { format!(" and {} more", count - 1) } else { String::new() };
+            let message = format!(
+                "{codec} needs in_features to be a multiple of {group}, but `{path}`{others} has {in_features}"
+            );
+            let fits = GroupSize::ALL.into_iter().rev().find(|g| in_features.is_multiple_of(u64::from(g.get())));
+            let help = match fits {
+                Some(fits) => format!("give it an affine codec with group {}, or `codec = \"keep\"`, in a `[[rule]]`", fits.get()),
+                None => "give it `codec = \"keep\"` in a `[[rule]]`".to_owned(),
+            };
+            self.recipe.problem(origin, message, Some(help))
+        });
+        let problems: Vec<RecipeError> = unmatched.chain(undivided).collect();
+        Problems::none_or(problems, assignments)
+    }
+}
+
+/// The module name that a misspelt pattern most resembles, compared without its wildcards.
+fn nearest<'a>(pattern: &str, candidates: &'a [Candidate<'_>]) -> Option<&'a str> {
+    let words = pattern.trim_matches('*').trim_matches('.');
+    let last = |path: &'a str| {
+        // Compare as many trailing dotted parts as the pattern names.
+        let parts = words.split('.').count();
+        let start = path.rmatch_indices('.').nth(parts.saturating_sub(1)).map_or(0, |(at, _)| at + 1);
+        &path[start..]
+    };
+    let near = |path: &'a str| (strsim::normalized_levenshtein(words, last(path)) * 1000.0) as u64;
+    let quantizable = candidates.iter().filter(|candidate| candidate.output.role.quantizable());
+    let best = quantizable
+        .map(|c| c.output.module.as_str())
+        .max_by_key(|path| (near(path), std::cmp::Reverse(*path)))?;
+    (near(best) >= 500).then_some(best)
+}

@@ -1,0 +1,78 @@
+//! An artifact on disk.
+
+use std::path::{Path, PathBuf};
+
+use super::PROVENANCE;
+use super::provenance::{Provenance, VERSION};
+use crate::digest::Digest;
+use crate::failure::{Exit, Failure};
+
+/// A folder with a readable `provenance.json`.
+#[derive(Debug)]
+pub struct Artifact {
+    /// The folder.
+    pub dir: PathBuf,
+    /// Its record.
+    pub provenance: Provenance,
+    /// SHA-256 of the record: the artifact's digest.
+    pub digest: Digest,
+}
+
+/// Why a folder is not an artifact.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum ArtifactError {
+    #[error("`{path}` is not an artifact of tqc: it has no `{PROVENANCE}`")]
+    NoRecord { path: PathBuf },
+    #[error("`{path}` cannot be read: {error}")]
+    Unreadable { path: PathBuf, error: std::io::Error },
+    #[error("`{path}` is not a provenance record: {problem}")]
+    Record { path: PathBuf, problem: String },
+    #[error("`{path}` has version {found}, but this program reads version {VERSION}")]
+    Version { path: PathBuf, found: u64 },
+}
+
+impl Failure for ArtifactError {
+    fn exit(&self) -> Exit {
+        Exit::Input
+    }
+
+    fn help(&self) -> Option<String> {
+        Some(match self {
+            ArtifactError::NoRecord { .. } => {
+                "`tqc inspect` reads any checkpoint; only folders that `tqc build` wrote can be verified"
+                    .to_owned()
+            }
+            ArtifactError::Unreadable { .. } => "check the folder's permissions".to_owned(),
+            ArtifactError::Record { .. } => {
+                "the file is damaged; build or download the artifact again".to_owned()
+            }
+            ArtifactError::Version { .. } => "use the program version that wrote it".to_owned(),
+        })
+    }
+}
+
+impl Artifact {
+    /// Reads the record of the artifact in `dir`.
+    ///
+    /// # Errors
+    /// [`ArtifactError`].
+    pub fn open(dir: &Path) -> Result<Self, ArtifactError> {
+        let path = dir.join(PROVENANCE);
+        let bytes = std::fs::read(&path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
+                ArtifactError::NoRecord { path: dir.to_owned() }
+            }
+            _ => ArtifactError::Unreadable { path: path.clone(), error },
+        })?;
+        let bad = |problem: String| ArtifactError::Record { path: path.clone(), problem };
+        let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(|e| bad(e.to_string()))?;
+        match value.get("version").and_then(serde_json::Value::as_u64) {
+            Some(version) if version == u64::from(VERSION) => {}
+            Some(found) => return Err(ArtifactError::Version { path, found }),
+            None => return Err(bad("it has no `version`".to_owned())),
+        }
+        let provenance = serde_json::from_value(value).map_err(|e| bad(e.to_string()))?;
+        Ok(Self { dir: dir.to_owned(), provenance, digest: Digest::of(&bytes) })
+    }
+}

@@ -1,0 +1,155 @@
+//! One panel of one module, from the mapped source to its planes.
+
+use super::BuildError;
+use crate::plan::{Module, Plan, STRIP_ELEMENTS};
+use crate::quant::{Grain, Repairs, RowLoss};
+use crate::stage::{StageError, WorkUnit, find_non_finite};
+use crate::tensor::Shape;
+
+/// Buffers that a thread uses again and again.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    values: Vec<f32>,
+    transform: Vec<f32>,
+    planes: Vec<Vec<u8>>,
+}
+
+/// A panel's rows as the codec stores them.
+#[derive(Debug)]
+pub struct Encoded<'a> {
+    /// The panel's rows of each plane.
+    pub planes: Vec<&'a [u8]>,
+    /// One per row.
+    pub losses: Vec<RowLoss>,
+    /// What the encoder changed beyond rounding.
+    pub repairs: Repairs,
+}
+
+/// Takes the panel through the pipeline, strip by strip. Planes that are the stored bytes are not copied,
+/// so the caller gives the source's pages back ([`release_panel`]) when it is done with them.
+///
+/// # Errors
+/// [`BuildError::NonFinite`], [`BuildError::CastOverflow`], [`BuildError::Encode`].
+pub fn encode_panel<'a>(
+    plan: &'a Plan,
+    module: &Module,
+    panel: usize,
+    scratch: &'a mut Scratch,
+) -> Result<Encoded<'a>, BuildError> {
+    let entry = &plan.checkpoint.tensors()[module.tensor];
+    let rows = module.panels[panel].clone();
+    let source = module.source_range(&rows);
+    let stored = &plan.checkpoint.bytes(entry)[source.start as usize..source.end as usize];
+    let count = (rows.end - rows.start) as usize;
+    let mut encoded =
+        Encoded { planes: Vec::new(), losses: vec![RowLoss::default(); count], repairs: Repairs::default() };
+    let refuse = |(error, elements_before): (StageError, usize)| {
+        refusal(plan, module, error, source.start / entry.dtype.bytes() + elements_before as u64)
+    };
+    if module.work.verbatim() {
+        check_finite(plan, module, stored, &mut scratch.values).map_err(refuse)?;
+        encoded.planes.push(stored);
+        return Ok(encoded);
+    }
+    scratch.planes.resize_with(module.planes.len(), Vec::new);
+    for (buffer, plane) in scratch.planes.iter_mut().zip(&module.planes) {
+        buffer.resize(count * plane.row_bytes() as usize, 0);
+    }
+    let row_bytes = stored.len() / count;
+    let strip = match plan.pipeline.grain(&module.work) {
+        Grain::Matrix => count,
+        Grain::Rows => (STRIP_ELEMENTS / module.work.row_elements).max(1),
+    };
+    for start in (0..count).step_by(strip) {
+        let end = (start + strip).min(count);
+        let planes = scratch.planes.iter_mut().zip(&module.planes).map(|(buffer, plane)| {
+            let row = plane.row_bytes() as usize;
+            &mut buffer[start * row..end * row]
+        });
+        let mut unit = WorkUnit {
+            stored: &stored[start * row_bytes..end * row_bytes],
+            values: std::mem::take(&mut scratch.values),
+            planes: planes.collect(),
+            losses: &mut encoded.losses[start..end],
+            repairs: Repairs::default(),
+            scratch: std::mem::take(&mut scratch.transform),
+        };
+        let stages = plan.pipeline.stages();
+        let result = stages.iter().try_for_each(|stage| stage.run(&mut unit, &module.work, plan.isa));
+        encoded.repairs += unit.repairs;
+        (scratch.values, scratch.transform) = (unit.values, unit.scratch);
+        result.map_err(|error| refuse((error, start * module.work.row_elements)))?;
+    }
+    encoded.planes.extend(scratch.planes.iter().map(Vec::as_slice));
+    Ok(encoded)
+}
+
+/// Gives back the source pages that a panel was read from.
+pub fn release_panel(plan: &Plan, module: &Module, panel: usize) {
+    let entry = &plan.checkpoint.tensors()[module.tensor];
+    let source = module.source_range(&module.panels[panel]);
+    plan.checkpoint.release(entry.file, entry.range.start + source.start..entry.range.start + source.end);
+}
+
+/// Floats that are copied are refused like others if they are not finite; the error comes with the
+/// elements before its strip.
+fn check_finite(
+    plan: &Plan,
+    module: &Module,
+    stored: &[u8],
+    values: &mut Vec<f32>,
+) -> Result<(), (StageError, usize)> {
+    let Some(float) = module.work.stored.float() else { return Ok(()) };
+    for (strip, bytes) in stored.chunks(STRIP_ELEMENTS * float.bytes()).enumerate() {
+        values.resize(bytes.len() / float.bytes(), 0.0);
+        if !crate::numeric::widen(float, bytes, values, plan.isa) {
+            let error = find_non_finite(float, bytes).expect("widen saw one");
+            return Err((error, strip * STRIP_ELEMENTS));
+        }
+    }
+    Ok(())
+}
+
+/// Says where in the source tensor a stage met something it refuses; `before` elements precede the strip.
+fn refusal(plan: &Plan, module: &Module, error: StageError, before: u64) -> BuildError {
+    let entry = &plan.checkpoint.tensors()[module.tensor];
+    let file = plan.checkpoint.files()[entry.file].path.display().to_string();
+    let tensor = entry.name.clone();
+    let index = |element: u64| coordinates(&entry.shape, before + element);
+    match error {
+        StageError::NonFinite { element, value } => {
+            BuildError::NonFinite { file, tensor, index: index(element), value }
+        }
+        StageError::CastOverflow { element, float } => {
+            BuildError::CastOverflow { file, tensor, index: index(element), float }
+        }
+        StageError::Quant(error) => {
+            // The error counts rows from the strip's first; a person needs the tensor's own.
+            let row = before / module.work.row_elements as u64 + error.row() as u64;
+            BuildError::Encode { file, tensor, row, problem: error.to_string() }
+        }
+    }
+}
+
+/// The index of element `element` of a tensor of this shape.
+fn coordinates(shape: &Shape, mut element: u64) -> Shape {
+    let mut index = Vec::new();
+    for d in shape.0.iter().rev() {
+        index.push(element % d);
+        element /= d;
+    }
+    index.reverse();
+    Shape(index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn coordinates_count_the_last_dimension_fastest() {
+        assert_eq!(coordinates(&Shape::from([2, 3, 4]), 0), Shape::from([0, 0, 0]));
+        assert_eq!(coordinates(&Shape::from([2, 3, 4]), 17), Shape::from([1, 1, 1]));
+        assert_eq!(coordinates(&Shape::from([7]), 6), Shape::from([6]));
+    }
+}

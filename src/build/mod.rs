@@ -1,0 +1,478 @@
+//! Carries out a plan: encodes panel by panel, digests everything on the way, and publishes the artifact
+//! in one step.
+//!
+//! Every file of the artifact has its final size from the start and every panel has its place in it, so
+//! panels may be encoded in any order by any number of threads. Digests are chains of small jobs that
+//! follow the data in file order while it is still in memory (`run`). Finished modules are journaled, so
+//! that a killed build resumes (`staging`).
+
+pub mod encode;
+mod run;
+pub mod schedule;
+mod staging;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use serde::Serialize;
+
+pub use staging::{Unfinished, staging_path};
+
+use crate::arch::Fate;
+use crate::artifact::config::pretty_json;
+use crate::artifact::provenance::{
+    NoteRecord, OutputRecord, Provenance, RecipeRecord, RecipeText, SizesRecord, SourceFileRecord,
+    SourceRecord, SourceTensorRecord, ToolRecord, VERSION, digest_of_files, source_digest,
+};
+use crate::artifact::{MACHINE, PROVENANCE};
+use crate::digest::{Digest, canonical_json};
+use crate::failure::{Exit, Failure, Outcome};
+use crate::plan::{Note, NoteKind, Plan, strict};
+use crate::process::{PeakMemory, free_space};
+use crate::tensor::{Float, Shape};
+use crate::units::Bytes;
+use run::Results;
+use staging::{JournalKey, SourceStat, Staging};
+
+/// How to build.
+pub struct Options<'a> {
+    /// Folder of the artifact.
+    pub target: &'a Path,
+    /// What to do with an unfinished build.
+    pub unfinished: Unfinished,
+    /// Turn notes into errors.
+    pub strict: bool,
+    /// Raised to stop; finished work stays for a resume.
+    pub stop: &'a AtomicBool,
+    /// Who is told.
+    pub progress: &'a dyn Progress,
+}
+
+/// Is told how far a build is.
+pub trait Progress: Sync {
+    /// Work begins: source bytes to encode and modules, of which some are finished already.
+    fn begin(&self, bytes: u64, modules: u64, bytes_done: u64, modules_done: u64);
+    /// A panel of so many source bytes is encoded.
+    fn panel(&self, bytes: u64);
+    /// A module is finished.
+    fn module(&self, name: &str);
+    /// What is left is not counted in bytes.
+    fn phase(&self, what: &str);
+    /// Work has ended, well or not.
+    fn end(&self);
+}
+
+/// What a build did.
+#[derive(Debug, Clone, Serialize)]
+pub struct Built {
+    /// Folder of the artifact.
+    pub path: PathBuf,
+    /// SHA-256 of `provenance.json`, which names every other file's.
+    pub digest: Digest,
+    /// Notes of the plan and the build.
+    pub notes: Vec<Note>,
+    /// Modules that an earlier, unfinished build had finished.
+    pub resumed_modules: usize,
+    /// Wall time, seconds.
+    pub elapsed_s: f64,
+    /// What the process held at most.
+    pub peak: PeakMemory,
+    /// What is pinned by a lock: recipe, source and tokenizer digests.
+    pub source_sha256: Digest,
+    /// Digest of the tokenizer's files, if there are any.
+    pub tokenizer_sha256: Option<Digest>,
+}
+
+/// Why a build ended without an artifact.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum BuildError {
+    #[error("`{file}`: tensor `{tensor}` holds {value} at {index}")]
+    NonFinite { file: String, tensor: String, index: Shape, value: f32 },
+    #[error("`{file}`: tensor `{tensor}` has a value at {index} that overflows {float}")]
+    CastOverflow { file: String, tensor: String, index: Shape, float: Float },
+    #[error("`{file}`: tensor `{tensor}` cannot be encoded at row {row} of its matrix: {problem}")]
+    Encode { file: String, tensor: String, row: u64, problem: String },
+    #[error("the artifact needs {needed} at `{path}`, but only {free} are free")]
+    DiskSpace { path: PathBuf, needed: Bytes, free: Bytes },
+    #[error("cannot {what} `{path}`: {source}")]
+    Io { what: &'static str, path: PathBuf, source: io::Error },
+    #[error("`{path}` exists and is not an artifact of tqc")]
+    NotOurs { path: PathBuf },
+    #[error("`{path}` does not name a folder")]
+    NoName { path: PathBuf },
+    #[error("another build is writing `{path}`")]
+    InUse { path: PathBuf },
+    #[error("an unfinished build lies in `{path}`")]
+    Unfinished { path: PathBuf },
+    #[error("the unfinished build in `{path}` has another plan: its recipe, source or program differs")]
+    OtherPlan { path: PathBuf },
+    #[error("`{path}` changed while it was copied")]
+    CopyChanged { path: PathBuf },
+    #[error("interrupted with {done} of {modules} modules finished")]
+    Interrupted { done: usize, modules: usize },
+}
+
+impl BuildError {
+    fn io(what: &'static str, path: &Path, source: io::Error) -> Self {
+        BuildError::Io { what, path: path.to_owned(), source }
+    }
+
+    /// Whether finished work is worth keeping: the same build can go on once the cause is mended.
+    fn keeps_work(&self) -> bool {
+        matches!(self, BuildError::Io { .. } | BuildError::Interrupted { .. })
+    }
+}
+
+impl Failure for BuildError {
+    fn exit(&self) -> Exit {
+        match self {
+            BuildError::NonFinite { .. }
+            | BuildError::CastOverflow { .. }
+            | BuildError::Encode { .. }
+            | BuildError::CopyChanged { .. } => Exit::Input,
+            BuildError::DiskSpace { .. } | BuildError::Io { .. } => Exit::Machine,
+            BuildError::Interrupted { .. } => Exit::Interrupted,
+            _ => Exit::Request,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        Some(match self {
+            BuildError::NonFinite { .. } => {
+                "the checkpoint is damaged or was trained to this point; take it from its origin again"
+                    .to_owned()
+            }
+            BuildError::CastOverflow { .. } => {
+                "give this module a codec with a wider range, such as `bf16`".to_owned()
+            }
+            BuildError::Encode { .. } => "give this module `codec = \"keep\"` in a `[[rule]]`".to_owned(),
+            BuildError::DiskSpace { .. } => "free some space, or write elsewhere with `-o`".to_owned(),
+            BuildError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+                "free some space, then run the same command with `--resume`".to_owned()
+            }
+            BuildError::Io { .. } => {
+                "check that the folder exists and may be written, or write elsewhere with `-o`".to_owned()
+            }
+            BuildError::NotOurs { .. } => "choose another folder with `-o`, or move this one away".to_owned(),
+            BuildError::NoName { .. } => "name the artifact's folder with `-o`".to_owned(),
+            BuildError::InUse { .. } => "wait for it to end, or write elsewhere with `-o`".to_owned(),
+            BuildError::Unfinished { .. } => {
+                "go on from it with `--resume`, or throw it away with `--restart`".to_owned()
+            }
+            BuildError::OtherPlan { .. } => {
+                "restore what was changed and `--resume`, or throw it away with `--restart`".to_owned()
+            }
+            BuildError::CopyChanged { .. } => "run the command again with `--resume`".to_owned(),
+            BuildError::Interrupted { .. } => "run the same command with `--resume` to go on".to_owned(),
+        })
+    }
+}
+
+/// Builds the artifact.
+///
+/// # Errors
+/// [`BuildError`], [`crate::plan::PlanError::Strict`], or the checkpoint's if a file changed meanwhile.
+/// Nothing is left behind unless the work can be resumed.
+pub fn build(plan: &Plan, options: &Options<'_>) -> Outcome<Built> {
+    let start = Instant::now();
+    if options.strict {
+        plan.check_strict()?;
+    }
+    let key = JournalKey { plan: plan.digest, source: source_stats(plan) };
+    let unmade = first_unmade(options.target);
+    let result = Staging::take(options.target, &key, options.unfinished);
+    let (staging, finished) = result.inspect_err(|_| unmade.remove_if_empty())?;
+    let result = check_space(plan, &staging)
+        .and_then(|()| run::run(plan, &staging, finished, options.stop, options.progress))
+        .map_err(Ending::from)
+        .and_then(|results| finish(plan, options, &staging, results, start));
+    options.progress.end();
+    match result {
+        Ok(built) => {
+            staging.publish()?;
+            Ok(built)
+        }
+        Err(Ending { failure, keep }) if keep && staging.has_work() => Err(failure),
+        Err(Ending { failure, .. }) => {
+            staging.discard()?;
+            unmade.remove_if_empty();
+            Err(failure)
+        }
+    }
+}
+
+/// A failure, and whether the staging folder stays for a resume.
+struct Ending {
+    failure: Box<dyn Failure>,
+    keep: bool,
+}
+
+impl From<BuildError> for Ending {
+    fn from(error: BuildError) -> Self {
+        Self { keep: error.keeps_work(), failure: error.into() }
+    }
+}
+
+/// Folders that a failed build must take away again: those above the target that did not exist.
+struct Unmade(Vec<PathBuf>);
+
+fn first_unmade(target: &Path) -> Unmade {
+    let above = target.ancestors().skip(1).filter(|path| !path.as_os_str().is_empty());
+    Unmade(above.take_while(|path| !path.exists()).map(Path::to_owned).collect())
+}
+
+impl Unmade {
+    fn remove_if_empty(&self) {
+        // Innermost first; one that holds anything stays.
+        for path in &self.0 {
+            let _ = std::fs::remove_dir(path);
+        }
+    }
+}
+
+fn source_stats(plan: &Plan) -> Vec<SourceStat> {
+    let files = plan.checkpoint.files().iter();
+    files.map(|f| SourceStat { name: f.name.clone(), len: f.len, modified_ns: f.modified_ns() }).collect()
+}
+
+/// Refuses before hours are spent; files that an unfinished build has claimed are counted as there.
+fn check_space(plan: &Plan, staging: &Staging) -> Result<(), BuildError> {
+    let claimed: u64 = plan
+        .files
+        .iter()
+        .filter_map(|file| std::fs::metadata(staging.artifact().join(&file.name)).ok())
+        .map(|meta| allocated(&meta))
+        .sum();
+    let needed = Bytes(plan.disk().0.saturating_sub(claimed));
+    let path = staging.artifact();
+    let free = free_space(&path).map_err(|e| BuildError::io("ask the free space of", &path, e))?;
+    if free < needed { Err(BuildError::DiskSpace { path, needed, free }) } else { Ok(()) }
+}
+
+fn allocated(meta: &std::fs::Metadata) -> u64 {
+    use std::os::unix::fs::MetadataExt as _;
+    (meta.blocks() * 512).min(meta.len())
+}
+
+/// Everything but the weight files, and the record of all.
+fn finish(
+    plan: &Plan,
+    options: &Options<'_>,
+    staging: &Staging,
+    results: Results,
+    start: Instant,
+) -> Result<Built, Ending> {
+    options.progress.phase("writing");
+    let stop = |failure: Box<dyn Failure>| Ending { failure, keep: false };
+    plan.checkpoint.check_unchanged().map_err(|error| stop(error.into()))?;
+    let mut notes = plan.notes.clone();
+    notes.extend(results.modules.iter().zip(&plan.modules).flat_map(|(sealed, module)| {
+        sealed.repairs().rows().map(|(kind, groups)| Note {
+            kind: NoteKind::Repair,
+            subject: module.output.rule_path(),
+            detail: format!("has {groups} groups with {}", repair_words(kind)),
+        })
+    }));
+    notes.sort();
+    if options.strict {
+        strict(&notes).map_err(|error| stop(error.into()))?;
+    }
+
+    let artifact = staging.artifact();
+    let mut files: BTreeMap<String, Digest> = results
+        .output_files
+        .iter()
+        .zip(&plan.files)
+        .map(|(sha256, file)| (file.name.clone(), *sha256))
+        .collect();
+    for side in &plan.side {
+        write(&artifact.join(&side.name), &side.bytes)?;
+        files.insert(side.name.clone(), Digest::of(&side.bytes));
+    }
+    for copied in &plan.copied {
+        let bytes = std::fs::read(&copied.path).map_err(|e| BuildError::io("read", &copied.path, e))?;
+        if Digest::of(&bytes) != copied.sha256 {
+            return Err(BuildError::CopyChanged { path: copied.path.clone() }.into());
+        }
+        write(&artifact.join(&copied.name), &bytes)?;
+        files.insert(copied.name.clone(), copied.sha256);
+    }
+    let provenance = provenance(plan, &results, &notes, files);
+    let bytes = canonical_json(&provenance);
+    write(&artifact.join(PROVENANCE), &bytes)?;
+    let digest = Digest::of(&bytes);
+    let built = Built {
+        path: options.target.to_owned(),
+        digest,
+        notes,
+        resumed_modules: results.resumed_modules,
+        elapsed_s: start.elapsed().as_secs_f64(),
+        peak: results.peak,
+        source_sha256: provenance.source.sha256,
+        tokenizer_sha256: provenance.tokenizer_sha256,
+    };
+    let machine = serde_json::json!({
+        "threads": plan.threads,
+        "isa": plan.isa.to_string(),
+        "elapsed_s": built.elapsed_s,
+        "peak_resident_bytes": built.peak.resident,
+        "peak_anonymous_bytes": built.peak.anonymous,
+        "resumed_modules": built.resumed_modules,
+        "operating_system": std::env::consts::OS,
+        "architecture": std::env::consts::ARCH,
+    });
+    write(&artifact.join(MACHINE), &pretty_json(&machine))?;
+    Ok(built)
+}
+
+fn repair_words(kind: crate::quant::Repair) -> &'static str {
+    match kind {
+        crate::quant::Repair::ScaleUnderflow => "a scale below the format's range, written as zeros",
+        crate::quant::Repair::ScaleOverflow => "a scale above the format's range, clamped",
+    }
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), BuildError> {
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).map_err(|e| BuildError::io("create", parent, e))?;
+    }
+    std::fs::write(path, bytes).map_err(|e| BuildError::io("write", path, e))
+}
+
+fn provenance(plan: &Plan, results: &Results, notes: &[Note], files: BTreeMap<String, Digest>) -> Provenance {
+    let tensors = source_tensors(plan, results);
+    let tokenizer: Vec<_> = plan.copied.iter().filter(|file| file.tokenizer).collect();
+    let tokenizer_sha256 = (!tokenizer.is_empty())
+        .then(|| digest_of_files(tokenizer.iter().map(|file| (file.name.as_str(), file.sha256))));
+    let sizes = &plan.sizes;
+    Provenance {
+        version: VERSION,
+        tool: ToolRecord {
+            name: plan.tool.name.to_owned(),
+            version: plan.tool.version.to_owned(),
+            source_sha256: plan.tool.source_sha256,
+        },
+        recipe: RecipeRecord {
+            name: plan.recipe.name.clone(),
+            sha256: plan.recipe.digest(),
+            seed: plan.recipe.seed,
+            files: plan
+                .recipe
+                .files
+                .iter()
+                .map(|file| RecipeText { name: file.name(), text: file.text.clone() })
+                .collect(),
+        },
+        plan_sha256: plan.digest,
+        stages: plan.pipeline.stages().iter().map(|stage| stage.id().to_owned()).collect(),
+        allocator: plan.allocator.to_owned(),
+        source: SourceRecord {
+            model_type: plan.model.model_type.clone(),
+            layout: plan.model.layout.to_owned(),
+            hub: plan.source.hub.as_ref().map(|hub| hub.repo.clone()),
+            revision: plan.source.hub.as_ref().map(|hub| hub.revision.clone()),
+            sha256: source_digest(&tensors),
+            config_sha256: plan.config.digest(),
+            files: plan
+                .checkpoint
+                .files()
+                .iter()
+                .zip(&results.source_files)
+                .map(|(file, sha256)| SourceFileRecord {
+                    name: file.name.clone(),
+                    bytes: file.len,
+                    sha256: *sha256,
+                })
+                .collect(),
+            tensors,
+        },
+        outputs: outputs(plan, results),
+        tokenizer_sha256,
+        files,
+        sizes: SizesRecord {
+            weights: sizes.weights,
+            quantized_weights: sizes.quantized_weights,
+            quantized_bytes: sizes.quantized_bytes,
+            source_bytes: sizes.source_bytes,
+            weight_file_bytes: sizes.weight_file_bytes,
+            bits_per_weight: sizes.bits_per_weight,
+            quantized_bits_per_weight: sizes.quantized_bits_per_weight,
+        },
+        notes: notes
+            .iter()
+            // Threads are the machine's affair, not the artifact's.
+            .filter(|note| note.kind != NoteKind::FewerThreads)
+            .map(|note| NoteRecord {
+                kind: kebab(&note.kind),
+                subject: note.subject.clone(),
+                detail: note.detail.clone(),
+            })
+            .collect(),
+    }
+}
+
+fn source_tensors(plan: &Plan, results: &Results) -> Vec<SourceTensorRecord> {
+    let mut of_tensor: Vec<Vec<&crate::plan::Module>> = vec![Vec::new(); plan.fates.len()];
+    for module in &plan.modules {
+        of_tensor[module.tensor].push(module);
+    }
+    let entries = plan.checkpoint.tensors().iter().zip(&plan.fates).enumerate();
+    entries
+        .map(|(index, (entry, fate))| {
+            let modules = &of_tensor[index];
+            let (fate, reason) = match fate {
+                Fate::Dropped(reason) => ("dropped", (*reason).to_owned()),
+                Fate::Outputs(_) => (modules[0].fate(), modules[0].assignment.reason.clone()),
+            };
+            let outputs = modules.iter().flat_map(|m| m.stored.iter().map(|plane| plane.name.clone()));
+            SourceTensorRecord {
+                name: entry.name.clone(),
+                dtype: entry.dtype,
+                shape: entry.shape.clone(),
+                sha256: results.source_tensors[index],
+                fate: fate.to_owned(),
+                reason,
+                outputs: outputs.collect(),
+            }
+        })
+        .collect()
+}
+
+fn outputs(plan: &Plan, results: &Results) -> Vec<OutputRecord> {
+    let mut records = Vec::new();
+    for (module, sealed) in plan.modules.iter().zip(&results.modules) {
+        let loss = sealed.loss();
+        let encoded = !module.work.verbatim() && loss.energy > 0.0;
+        let repairs: BTreeMap<String, u64> =
+            sealed.repairs().rows().map(|(kind, groups)| (kebab(&kind), groups)).collect();
+        for ((plane, place), sha256) in module.stored.iter().zip(&module.places).zip(&sealed.planes) {
+            records.push(OutputRecord {
+                name: plane.name.clone(),
+                file: plan.files[place.file].name.clone(),
+                dtype: plane.dtype,
+                shape: plane.shape.clone(),
+                sha256: *sha256,
+                module: module.output.module.clone(),
+                sources: vec![plan.checkpoint.tensors()[module.tensor].name.clone()],
+                transforms: module.output.transforms.iter().map(|step| step.id().to_owned()).collect(),
+                codec: module.assignment.codec.to_string(),
+                encoder: module.assignment.encoder.to_owned(),
+                relative_mse: encoded.then(|| loss.error / loss.energy),
+                repairs: BTreeMap::clone(&repairs),
+            });
+        }
+    }
+    records
+}
+
+/// The name that a unit variant has in JSON.
+fn kebab<T: Serialize>(kind: &T) -> String {
+    match serde_json::to_value(kind) {
+        Ok(serde_json::Value::String(name)) => name,
+        _ => unreachable!("kinds are enums of unit variants"),
+    }
+}

@@ -1,0 +1,474 @@
+//! The jobs of a build and what they leave behind.
+//!
+//! For every piece of every source tensor, in file order: the file's digest goes on, the tensor's digest
+//! goes on, the panels that begin in the piece are encoded and written to their places. When a module's
+//! last panel is written it is sealed: its planes are read back and digested, its losses are added up in
+//! row order, and a line is journaled. The digests of the artifact's files follow in their own order.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::encode::{self, Encoded, encode_panel, release_panel};
+use super::schedule::{Ended, Schedule};
+use super::staging::{Entry, SealedModule, Staging};
+use super::{BuildError, Progress};
+use crate::digest::{Digest, Hasher};
+use crate::plan::{Module, Plan};
+use crate::process::PeakMemory;
+use crate::quant::{Repairs, RowLoss};
+
+/// Bytes of a source that one digest job reads: what may be resident of it at a time, per thread.
+const PIECE: u64 = 16 << 20;
+
+/// Bytes that are read back at a time.
+const READ_BACK: usize = 1 << 18;
+
+/// How often dirty pages are sent on their way to the disk, so that the last sync is short.
+const FLUSH_EVERY: Duration = Duration::from_millis(250);
+
+/// What a finished run knows.
+#[derive(Debug)]
+pub struct Results {
+    /// Digest of each source file.
+    pub source_files: Vec<Digest>,
+    /// Digest of each source tensor's payload.
+    pub source_tensors: Vec<Digest>,
+    /// Each module.
+    pub modules: Vec<SealedModule>,
+    /// Digest of each weight file of the artifact.
+    pub output_files: Vec<Digest>,
+    /// Modules that an earlier build had finished.
+    pub resumed_modules: usize,
+    /// Memory while the jobs ran.
+    pub peak: PeakMemory,
+}
+
+#[derive(Debug)]
+enum Job {
+    /// Goes on with a source file's digest; `last` ends it.
+    SourceFile { file: usize, range: Range<u64>, last: bool },
+    /// Goes on with a source tensor's digest; the range counts from the start of its file.
+    SourceTensor { tensor: usize, range: Range<u64>, last: bool },
+    /// Encodes a panel and writes its planes.
+    Panel { module: usize, panel: usize },
+    /// Reads a finished module back, digests its planes and journals it.
+    Seal { module: usize },
+    /// Checks a module that the journal calls finished; encodes it again if its bytes differ.
+    Recheck { module: usize },
+    /// Goes on with a weight file's digest.
+    OutputFile { file: usize, range: Range<u64>, last: bool },
+}
+
+/// A module under way.
+#[derive(Debug, Default)]
+struct Progressing {
+    losses: Vec<Vec<RowLoss>>,
+    repairs: Repairs,
+}
+
+/// Buffers that a thread uses again and again.
+#[derive(Debug, Default)]
+struct Scratch {
+    encode: encode::Scratch,
+    read_back: Vec<u8>,
+}
+
+/// A digest under way and then done.
+#[derive(Default)]
+struct Chain {
+    hasher: Hasher,
+    done: Option<Digest>,
+}
+
+struct Run<'a> {
+    plan: &'a Plan,
+    staging: &'a Staging,
+    progress: &'a dyn Progress,
+    outputs: Vec<(PathBuf, File)>,
+    source_files: Vec<Mutex<Chain>>,
+    source_tensors: Vec<Mutex<Chain>>,
+    output_files: Vec<Mutex<Chain>>,
+    modules: Vec<Mutex<Progressing>>,
+    sealed: Vec<Mutex<Option<SealedModule>>>,
+    scratch: Vec<Mutex<Scratch>>,
+}
+
+const LOCKED: &str = "a job does not panic while it holds its own data";
+
+/// Runs all jobs that `finished` does not make unnecessary.
+pub fn run(
+    plan: &Plan,
+    staging: &Staging,
+    finished: Vec<Entry>,
+    stop: &AtomicBool,
+    progress: &dyn Progress,
+) -> Result<Results, BuildError> {
+    let outputs = open_outputs(plan, staging)?;
+    let chains = |count: usize| (0..count).map(|_| Mutex::new(Chain::default())).collect::<Vec<_>>();
+    let run = Run {
+        plan,
+        staging,
+        progress,
+        source_files: chains(plan.checkpoint.files().len()),
+        source_tensors: chains(plan.checkpoint.tensors().len()),
+        output_files: chains(outputs.len()),
+        outputs,
+        modules: plan.modules.iter().map(|_| Mutex::default()).collect(),
+        sealed: plan.modules.iter().map(|_| Mutex::default()).collect(),
+        scratch: (0..plan.threads).map(|_| Mutex::default()).collect(),
+    };
+    run.recall(finished);
+    let resumed_modules = run.sealed.iter().filter(|sealed| sealed.lock().expect(LOCKED).is_some()).count();
+    run.announce();
+    let schedule = run.schedule();
+    let mut peak = PeakMemory::default();
+    let ended = AtomicBool::new(false);
+    let result = std::thread::scope(|scope| {
+        let flusher = scope.spawn(|| run.flush_until(&ended));
+        let result = schedule.run(plan.threads, stop, |thread, job| run.job(thread, job));
+        ended.store(true, Ordering::Release);
+        flusher.thread().unpark();
+        peak = flusher.join().expect("the flusher does not panic");
+        result
+    });
+    peak.sample();
+    match result {
+        Ok(()) => Ok(run.results(resumed_modules, peak)),
+        Err(Ended::Failed(error)) => Err(error),
+        Err(Ended::Stopped) => {
+            let done = run.sealed.iter().filter(|sealed| sealed.lock().expect(LOCKED).is_some()).count();
+            Err(BuildError::Interrupted { done, modules: plan.modules.len() })
+        }
+    }
+}
+
+/// Creates the weight files at their final size, with their headers.
+fn open_outputs(plan: &Plan, staging: &Staging) -> Result<Vec<(PathBuf, File)>, BuildError> {
+    let mut outputs = Vec::new();
+    for file in &plan.files {
+        let path = staging.artifact().join(&file.name);
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent).map_err(|e| BuildError::io("create", parent, e))?;
+        }
+        let handle = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path);
+        let handle = handle.map_err(|e| BuildError::io("create", &path, e))?;
+        reserve(&handle, file.len).map_err(|e| BuildError::io("reserve space for", &path, e))?;
+        handle.write_all_at(&file.header, 0).map_err(|e| BuildError::io("write", &path, e))?;
+        outputs.push((path, handle));
+    }
+    Ok(outputs)
+}
+
+/// Claims the space now where the file system can, so that a full disk shows before hours are spent.
+fn reserve(file: &File, len: u64) -> std::io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::fs::{FallocateFlags, fallocate};
+        use rustix::io::Errno;
+        match fallocate(file, FallocateFlags::empty(), 0, len) {
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    file.set_len(len)
+}
+
+impl Run<'_> {
+    /// Takes over what the journal says, where it fits the plan.
+    fn recall(&self, finished: Vec<Entry>) {
+        for entry in finished {
+            match entry {
+                Entry::SourceTensor { tensor, sha256 } if tensor < self.source_tensors.len() => {
+                    self.source_tensors[tensor].lock().expect(LOCKED).done = Some(sha256);
+                }
+                Entry::SourceFile { file, sha256 } if file < self.source_files.len() => {
+                    self.source_files[file].lock().expect(LOCKED).done = Some(sha256);
+                }
+                Entry::Module(sealed) if sealed.module < self.sealed.len() => {
+                    let module = sealed.module;
+                    *self.sealed[module].lock().expect(LOCKED) = Some(sealed);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn announce(&self) {
+        let bytes = |module: &Module| module.weights() * module.work.stored.bytes();
+        let mut totals = (0, 0);
+        for (module, sealed) in self.plan.modules.iter().zip(&self.sealed) {
+            if sealed.lock().expect(LOCKED).is_some() {
+                totals = (totals.0 + bytes(module), totals.1 + 1);
+            }
+        }
+        let all = self.plan.modules.iter().map(bytes).sum();
+        self.progress.begin(all, self.plan.modules.len() as u64, totals.0, totals.1);
+    }
+
+    fn schedule(&self) -> Schedule<Job> {
+        let mut schedule = Schedule::default();
+        let mut of_tensor: Vec<Vec<usize>> = vec![Vec::new(); self.source_tensors.len()];
+        for (index, module) in self.plan.modules.iter().enumerate() {
+            of_tensor[module.tensor].push(index);
+        }
+        let mut seals: BTreeMap<usize, u32> = BTreeMap::new();
+        let mut outputs = OutputChains::new(self.plan);
+        let files = self.plan.checkpoint.files();
+        let mut file_chain: Vec<Option<u32>> = vec![None; files.len()];
+        for (tensor, entry) in self.plan.checkpoint.tensors().iter().enumerate() {
+            let file = entry.file;
+            let digest_file = self.source_files[file].lock().expect(LOCKED).done.is_none();
+            let digest_tensor = self.source_tensors[tensor].lock().expect(LOCKED).done.is_none();
+            if digest_file && file_chain[file].is_none() {
+                let range = 0..files[file].data_start;
+                file_chain[file] = Some(schedule.add(Job::SourceFile { file, range, last: false }, []));
+            }
+            let mut panels: BTreeMap<u64, Vec<(usize, usize)>> = BTreeMap::new();
+            let mut waiting: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+            for index in &of_tensor[tensor] {
+                if self.sealed[*index].lock().expect(LOCKED).is_some() {
+                    seals.insert(*index, schedule.add(Job::Recheck { module: *index }, []));
+                    continue;
+                }
+                let module = &self.plan.modules[*index];
+                let mut progressing = self.modules[*index].lock().expect(LOCKED);
+                progressing.losses = vec![Vec::new(); module.panels.len()];
+                for (panel, rows) in module.panels.iter().enumerate() {
+                    let start = module.source_range(rows).start;
+                    panels.entry(start / PIECE).or_default().push((*index, panel));
+                }
+                waiting.insert(*index, Vec::new());
+            }
+            let mut tensor_chain = None;
+            let pieces = entry.bytes().div_ceil(PIECE);
+            for piece in 0..pieces {
+                let start = entry.range.start + piece * PIECE;
+                let range = start..(start + PIECE).min(entry.range.end);
+                if digest_file {
+                    let last = range.end == files[file].len;
+                    let job = Job::SourceFile { file, range: range.clone(), last };
+                    file_chain[file] = Some(schedule.add(job, file_chain[file]));
+                }
+                if digest_tensor {
+                    let job = Job::SourceTensor { tensor, range, last: piece + 1 == pieces };
+                    tensor_chain = Some(schedule.add(job, tensor_chain));
+                }
+                for (module, panel) in panels.remove(&piece).unwrap_or_default() {
+                    let id = schedule.add(Job::Panel { module, panel }, []);
+                    waiting.get_mut(&module).expect("only open modules have panels").push(id);
+                }
+            }
+            for (module, panels) in waiting {
+                seals.insert(module, schedule.add(Job::Seal { module }, panels));
+            }
+            outputs.advance(&mut schedule, &seals);
+        }
+        schedule
+    }
+
+    fn job(&self, thread: usize, job: &Job) -> Result<(), BuildError> {
+        let mut scratch = self.scratch[thread].lock().expect(LOCKED);
+        let scratch = &mut *scratch;
+        match job {
+            Job::SourceFile { file, range, last } => {
+                if let Some(sha256) = self.source_chain(&self.source_files[*file], *file, range, *last) {
+                    self.staging.record(&Entry::SourceFile { file: *file, sha256 })?;
+                }
+            }
+            Job::SourceTensor { tensor, range, last } => {
+                let file = self.plan.checkpoint.tensors()[*tensor].file;
+                if let Some(sha256) = self.source_chain(&self.source_tensors[*tensor], file, range, *last) {
+                    self.staging.record(&Entry::SourceTensor { tensor: *tensor, sha256 })?;
+                }
+            }
+            Job::Panel { module, panel } => {
+                self.encode(*module, *panel, scratch)?;
+                let module = &self.plan.modules[*module];
+                let range = module.source_range(&module.panels[*panel]);
+                self.progress.panel(range.end - range.start);
+            }
+            Job::Seal { module } => self.seal(*module, scratch)?,
+            Job::Recheck { module } => self.recheck(*module, scratch)?,
+            Job::OutputFile { file, range, last } => {
+                let mut chain = self.output_files[*file].lock().expect(LOCKED);
+                self.read_back(*file, range.clone(), scratch, &mut chain.hasher)?;
+                if *last {
+                    chain.done = Some(std::mem::take(&mut chain.hasher).finish());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn source_chain(
+        &self,
+        chain: &Mutex<Chain>,
+        file: usize,
+        range: &Range<u64>,
+        last: bool,
+    ) -> Option<Digest> {
+        let mut chain = chain.lock().expect(LOCKED);
+        let bytes = self.plan.checkpoint.file_bytes(file);
+        chain.hasher.update(&bytes[range.start as usize..range.end as usize]);
+        self.plan.checkpoint.release(file, range.clone());
+        if last {
+            chain.done = Some(std::mem::take(&mut chain.hasher).finish());
+        }
+        chain.done
+    }
+
+    /// Encodes one panel and writes its planes.
+    fn encode(&self, index: usize, panel: usize, scratch: &mut Scratch) -> Result<(), BuildError> {
+        let module = &self.plan.modules[index];
+        let Encoded { planes, losses, repairs } =
+            encode_panel(self.plan, module, panel, &mut scratch.encode)?;
+        for (plane, bytes) in planes.into_iter().enumerate() {
+            self.write_plane(module, plane, module.panels[panel].start, bytes)?;
+        }
+        release_panel(self.plan, module, panel);
+        let mut progressing = self.modules[index].lock().expect(LOCKED);
+        progressing.losses[panel] = losses;
+        progressing.repairs += repairs;
+        Ok(())
+    }
+
+    fn write_plane(&self, module: &Module, plane: usize, row: u64, bytes: &[u8]) -> Result<(), BuildError> {
+        let place = module.places[plane];
+        let (path, file) = &self.outputs[place.file];
+        let offset = place.offset + row * module.planes[plane].row_bytes();
+        file.write_all_at(bytes, offset).map_err(|e| BuildError::io("write", path, e))
+    }
+
+    fn seal(&self, index: usize, scratch: &mut Scratch) -> Result<(), BuildError> {
+        let module = &self.plan.modules[index];
+        let Progressing { losses, repairs } = std::mem::take(&mut *self.modules[index].lock().expect(LOCKED));
+        let mut loss = RowLoss::default();
+        losses.into_iter().flatten().for_each(|row| loss += row);
+        let sealed = SealedModule {
+            module: index,
+            planes: self.plane_digests(module, scratch)?,
+            error_bits: loss.error.to_bits(),
+            energy_bits: loss.energy.to_bits(),
+            scale_underflow: repairs.scale_underflow,
+            scale_overflow: repairs.scale_overflow,
+        };
+        self.staging.record(&Entry::Module(sealed.clone()))?;
+        *self.sealed[index].lock().expect(LOCKED) = Some(sealed);
+        self.progress.module(&module.output.module);
+        Ok(())
+    }
+
+    fn recheck(&self, index: usize, scratch: &mut Scratch) -> Result<(), BuildError> {
+        let module = &self.plan.modules[index];
+        let found = self.plane_digests(module, scratch)?;
+        let believed = self.sealed[index].lock().expect(LOCKED).as_ref().map(|sealed| sealed.planes.clone());
+        if believed == Some(found) {
+            return Ok(());
+        }
+        // A power cut can lose bytes that a line speaks of.
+        self.modules[index].lock().expect(LOCKED).losses = vec![Vec::new(); module.panels.len()];
+        for panel in 0..module.panels.len() {
+            self.encode(index, panel, scratch)?;
+        }
+        self.seal(index, scratch)
+    }
+
+    fn plane_digests(&self, module: &Module, scratch: &mut Scratch) -> Result<Vec<Digest>, BuildError> {
+        let planes = module.stored.iter().zip(&module.places);
+        planes
+            .map(|(plane, place)| {
+                let mut hasher = Hasher::default();
+                self.read_back(place.file, place.offset..place.offset + plane.bytes, scratch, &mut hasher)?;
+                Ok(hasher.finish())
+            })
+            .collect()
+    }
+
+    fn read_back(
+        &self,
+        file: usize,
+        range: Range<u64>,
+        scratch: &mut Scratch,
+        hasher: &mut Hasher,
+    ) -> Result<(), BuildError> {
+        let (path, handle) = &self.outputs[file];
+        scratch.read_back.resize(READ_BACK, 0);
+        let mut at = range.start;
+        while at < range.end {
+            let len = (range.end - at).min(READ_BACK as u64) as usize;
+            let buffer = &mut scratch.read_back[..len];
+            handle.read_exact_at(buffer, at).map_err(|e| BuildError::io("read back", path, e))?;
+            hasher.update(buffer);
+            at += len as u64;
+        }
+        Ok(())
+    }
+
+    /// Starts writing dirty pages out early, and samples memory meanwhile.
+    fn flush_until(&self, ended: &AtomicBool) -> PeakMemory {
+        let mut peak = PeakMemory::default();
+        while !ended.load(Ordering::Acquire) {
+            std::thread::park_timeout(FLUSH_EVERY);
+            peak.sample();
+            for (_, file) in &self.outputs {
+                // Publication syncs again and reports what fails.
+                let _ = file.sync_data();
+            }
+        }
+        peak
+    }
+
+    fn results(self, resumed_modules: usize, peak: PeakMemory) -> Results {
+        let digests = |chains: Vec<Mutex<Chain>>| {
+            let done = chains.into_iter().map(|chain| chain.into_inner().expect(LOCKED).done);
+            done.map(|digest| digest.expect("every chain has a last job")).collect()
+        };
+        let sealed = self.sealed.into_iter().map(|sealed| sealed.into_inner().expect(LOCKED));
+        Results {
+            source_files: digests(self.source_files),
+            source_tensors: digests(self.source_tensors),
+            output_files: digests(self.output_files),
+            modules: sealed.map(|sealed| sealed.expect("every module has a seal")).collect(),
+            resumed_modules,
+            peak,
+        }
+    }
+}
+
+/// Adds the digest jobs of the artifact's files as soon as what they read will have been sealed.
+struct OutputChains<'a> {
+    plan: &'a Plan,
+    /// Per file: planes added so far, and the last job.
+    state: Vec<(usize, Option<u32>)>,
+}
+
+impl<'a> OutputChains<'a> {
+    fn new(plan: &'a Plan) -> Self {
+        Self { plan, state: vec![(0, None); plan.files.len()] }
+    }
+
+    fn advance(&mut self, schedule: &mut Schedule<Job>, seals: &BTreeMap<usize, u32>) {
+        for (file, (next, chain)) in self.state.iter_mut().enumerate() {
+            let order = &self.plan.files[file].order;
+            while let Some((module, plane)) = order.get(*next)
+                && let Some(seal) = seals.get(module)
+            {
+                let planned = &self.plan.modules[*module];
+                let (place, bytes) = (planned.places[*plane], planned.stored[*plane].bytes);
+                // The first piece takes the header along.
+                let start = if *next == 0 { 0 } else { place.offset };
+                let range = start..place.offset + bytes;
+                let last = *next + 1 == order.len();
+                let job = Job::OutputFile { file, range, last };
+                *chain = Some(schedule.add(job, chain.iter().copied().chain([*seal])));
+                *next += 1;
+            }
+        }
+    }
+}

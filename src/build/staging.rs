@@ -1,0 +1,393 @@
+//! The folder an artifact grows in, its journal, and its publication.
+//!
+//! ```text
+//! artifacts/.demo.building/   lock           held while a build runs
+//!                             journal.jsonl  one line per finished piece of work
+//!                             artifact/      becomes artifacts/demo in one rename
+//! ```
+//!
+//! A journal line is written after the bytes it speaks of, and names their digests; a resumed build
+//! believes a line only if the bytes on disk have that digest. So neither a kill nor a power cut between
+//! the two can do harm, and no line needs a sync of its own.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use super::BuildError;
+use crate::digest::Digest;
+use crate::quant::{Repairs, RowLoss};
+
+/// The work that a journal belongs to: the plan, and the source files as the file system describes them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JournalKey {
+    /// Digest of the resolved plan: recipe, tool, names, shapes, layout.
+    pub plan: Digest,
+    /// One per source file.
+    pub source: Vec<SourceStat>,
+}
+
+/// A source file as the file system describes it; a change means it must be read again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceStat {
+    /// Name in the source folder.
+    pub name: String,
+    /// Size in bytes.
+    pub len: u64,
+    /// Time of last change, nanoseconds since 1970.
+    pub modified_ns: u64,
+}
+
+/// A finished piece of work.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Entry {
+    /// The first line.
+    Key(JournalKey),
+    /// A source tensor was read whole.
+    SourceTensor {
+        /// Index in the checkpoint.
+        tensor: usize,
+        /// Digest of its payload.
+        sha256: Digest,
+    },
+    /// A source file was read whole.
+    SourceFile {
+        /// Index in the checkpoint.
+        file: usize,
+        /// Digest of the file.
+        sha256: Digest,
+    },
+    /// All planes of a module are written.
+    Module(SealedModule),
+}
+
+/// What is known of a module once its planes are written.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SealedModule {
+    /// Index in the plan.
+    pub module: usize,
+    /// Digest of each plane's payload.
+    pub planes: Vec<Digest>,
+    /// Σ (w − decode)², as the bits of an f64 so that no decimal is between.
+    pub error_bits: u64,
+    /// Σ w², likewise.
+    pub energy_bits: u64,
+    /// Groups written as zeros because their scale underflows.
+    pub scale_underflow: u64,
+    /// Groups whose scale was clamped.
+    pub scale_overflow: u64,
+}
+
+impl SealedModule {
+    /// The sums over all rows.
+    pub fn loss(&self) -> RowLoss {
+        RowLoss { error: f64::from_bits(self.error_bits), energy: f64::from_bits(self.energy_bits) }
+    }
+
+    /// What the encoder changed beyond rounding.
+    pub fn repairs(&self) -> Repairs {
+        Repairs { scale_underflow: self.scale_underflow, scale_overflow: self.scale_overflow }
+    }
+}
+
+/// What to do with an unfinished build in the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unfinished {
+    /// Refuse.
+    Refuse,
+    /// Go on from it.
+    Resume,
+    /// Throw it away.
+    Discard,
+}
+
+/// A locked staging folder.
+#[derive(Debug)]
+pub struct Staging {
+    root: PathBuf,
+    target: PathBuf,
+    journal: Mutex<File>,
+    has_work: AtomicBool,
+    /// Held for its lock.
+    _lock: File,
+}
+
+impl Staging {
+    /// Takes the folder beside `target`, and returns what its journal says is finished.
+    ///
+    /// # Errors
+    /// [`BuildError::InUse`], [`BuildError::Unfinished`], [`BuildError::OtherPlan`],
+    /// [`BuildError::NotOurs`] if `target` exists and is not an artifact, [`BuildError::Io`].
+    pub fn take(
+        target: &Path,
+        key: &JournalKey,
+        unfinished: Unfinished,
+    ) -> Result<(Self, Vec<Entry>), BuildError> {
+        let occupied = target.symlink_metadata().is_ok() && !is_replaceable(target);
+        if occupied {
+            return Err(BuildError::NotOurs { path: target.to_owned() });
+        }
+        let root = staging_path(target)?;
+        std::fs::create_dir_all(&root).map_err(|e| BuildError::io("create", &root, e))?;
+        let lock_path = root.join("lock");
+        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path);
+        let lock = lock.map_err(|e| BuildError::io("open", &lock_path, e))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(BuildError::InUse { path: target.to_owned() }),
+            Err(TryLockError::Error(e)) => return Err(BuildError::io("lock", &lock_path, e)),
+        }
+        let journal_path = root.join("journal.jsonl");
+        let mut entries =
+            read_journal(&journal_path).map_err(|e| BuildError::io("read", &journal_path, e))?;
+        let found = match entries.first() {
+            Some(Entry::Key(found)) => Some(found.clone()),
+            _ => None,
+        };
+        match (&found, unfinished) {
+            (None, _) | (Some(_), Unfinished::Discard) => entries.clear(),
+            (Some(_), Unfinished::Refuse) => return Err(BuildError::Unfinished { path: root.clone() }),
+            (Some(found), Unfinished::Resume) if found.plan != key.plan => {
+                return Err(BuildError::OtherPlan { path: root.clone() });
+            }
+            // Source files were touched: what was read of them must be read again.
+            (Some(found), Unfinished::Resume) if found.source != key.source => entries.clear(),
+            (Some(_), Unfinished::Resume) => {}
+        }
+        let artifact = root.join("artifact");
+        if entries.is_empty() {
+            remove_dir(&artifact)?;
+        }
+        std::fs::create_dir_all(&artifact).map_err(|e| BuildError::io("create", &artifact, e))?;
+        // The journal is written anew: a torn last line would otherwise swallow the next one.
+        let mut text = Vec::new();
+        let kept = entries.iter().skip(1).cloned();
+        for entry in std::iter::once(Entry::Key(key.clone())).chain(kept) {
+            serde_json::to_writer(&mut text, &entry).expect("entries have string keys");
+            text.push(b'\n');
+        }
+        let fresh = root.join("journal.new");
+        std::fs::write(&fresh, &text).map_err(|e| BuildError::io("write", &fresh, e))?;
+        std::fs::rename(&fresh, &journal_path).map_err(|e| BuildError::io("rename", &fresh, e))?;
+        let journal = OpenOptions::new().append(true).open(&journal_path);
+        let journal = Mutex::new(journal.map_err(|e| BuildError::io("open", &journal_path, e))?);
+        let finished: Vec<Entry> = entries.into_iter().skip(1).collect();
+        let has_work = AtomicBool::new(!finished.is_empty());
+        Ok((Self { root, target: target.to_owned(), journal, has_work, _lock: lock }, finished))
+    }
+
+    /// Where the artifact's files are written.
+    pub fn artifact(&self) -> PathBuf {
+        self.root.join("artifact")
+    }
+
+    /// Whether anything is finished that a resume could use.
+    pub fn has_work(&self) -> bool {
+        self.has_work.load(Ordering::Relaxed)
+    }
+
+    /// Appends one finished piece of work.
+    ///
+    /// # Errors
+    /// [`BuildError::Io`].
+    pub fn record(&self, entry: &Entry) -> Result<(), BuildError> {
+        let mut line = serde_json::to_vec(entry).expect("entries have string keys");
+        line.push(b'\n');
+        self.has_work.store(true, Ordering::Relaxed);
+        let mut journal = self.journal.lock().expect("writing a line does not panic");
+        journal.write_all(&line).map_err(|e| BuildError::io("append to", &self.root.join("journal.jsonl"), e))
+    }
+
+    /// Makes the artifact durable and visible in one step, replacing an earlier artifact of ours.
+    ///
+    /// # Errors
+    /// [`BuildError::Io`]; the target is then as it was.
+    pub fn publish(self) -> Result<(), BuildError> {
+        let artifact = self.artifact();
+        sync_tree(&artifact)?;
+        if self.target.symlink_metadata().is_ok() {
+            exchange(&artifact, &self.target)?;
+        } else {
+            std::fs::rename(&artifact, &self.target).map_err(|e| BuildError::io("rename", &artifact, e))?;
+        }
+        if let Some(parent) = self.target.parent().filter(|p| !p.as_os_str().is_empty()) {
+            sync_dir(parent)?;
+        }
+        remove_dir(&self.root)
+    }
+
+    /// Removes everything that was staged.
+    ///
+    /// # Errors
+    /// [`BuildError::Io`].
+    pub fn discard(self) -> Result<(), BuildError> {
+        remove_dir(&self.root)
+    }
+}
+
+/// `artifacts/demo` to `artifacts/.demo.building`.
+pub fn staging_path(target: &Path) -> Result<PathBuf, BuildError> {
+    let name = target.file_name().ok_or_else(|| BuildError::NoName { path: target.to_owned() })?;
+    let mut hidden = std::ffi::OsString::from(".");
+    hidden.push(name);
+    hidden.push(".building");
+    Ok(target.with_file_name(hidden))
+}
+
+/// An empty folder, or an artifact of ours.
+fn is_replaceable(target: &Path) -> bool {
+    if !target.symlink_metadata().is_ok_and(|meta| meta.is_dir()) {
+        return false;
+    }
+    target.join("provenance.json").is_file()
+        || std::fs::read_dir(target).is_ok_and(|mut entries| entries.next().is_none())
+}
+
+/// The lines that parse, up to the first that does not: a kill can only tear the last.
+fn read_journal(path: &Path) -> io::Result<Vec<Entry>> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut entries = Vec::new();
+    for line in BufReader::new(file).split(b'\n') {
+        match serde_json::from_slice(&line?) {
+            Ok(entry) => entries.push(entry),
+            Err(_) => break,
+        }
+    }
+    Ok(entries)
+}
+
+fn sync_dir(path: &Path) -> Result<(), BuildError> {
+    File::open(path).and_then(|dir| dir.sync_all()).map_err(|e| BuildError::io("sync", path, e))
+}
+
+fn sync_tree(path: &Path) -> Result<(), BuildError> {
+    let list = std::fs::read_dir(path).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+    for entry in list.map_err(|e| BuildError::io("list", path, e))? {
+        let path = entry.path();
+        if path.is_dir() {
+            sync_tree(&path)?;
+        } else {
+            sync_dir(&path)?;
+        }
+    }
+    sync_dir(path)
+}
+
+fn remove_dir(path: &Path) -> Result<(), BuildError> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(BuildError::io("remove", path, error)),
+        _ => Ok(()),
+    }
+}
+
+/// Swaps two folders; atomic where the system can.
+fn exchange(new: &Path, old: &Path) -> Result<(), BuildError> {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::fs::{CWD, RenameFlags, renameat_with};
+        match renameat_with(CWD, new, CWD, old, RenameFlags::EXCHANGE) {
+            Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS | rustix::io::Errno::NOTSUP) => {}
+            Err(error) => return Err(BuildError::io("replace", old, error.into())),
+        }
+    }
+    // Two renames: for a moment nothing is at `old`, but never half an artifact.
+    let aside = new.with_file_name("replaced");
+    remove_dir(&aside)?;
+    std::fs::rename(old, &aside).map_err(|e| BuildError::io("rename", old, e))?;
+    std::fs::rename(new, old).map_err(|e| BuildError::io("rename", new, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(plan: &[u8]) -> JournalKey {
+        JournalKey {
+            plan: Digest::of(plan),
+            source: vec![SourceStat { name: "model.safetensors".to_owned(), len: 3, modified_ns: 5 }],
+        }
+    }
+
+    fn entry(tensor: usize) -> Entry {
+        Entry::SourceTensor { tensor, sha256: Digest::of(b"payload") }
+    }
+
+    #[test]
+    fn a_second_build_of_the_same_target_is_refused_while_the_first_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("out");
+        let first = Staging::take(&target, &key(b"a"), Unfinished::Refuse).unwrap();
+        let second = Staging::take(&target, &key(b"a"), Unfinished::Discard);
+        assert!(matches!(second, Err(BuildError::InUse { .. })));
+        first.0.discard().unwrap();
+        assert!(Staging::take(&target, &key(b"a"), Unfinished::Refuse).is_ok());
+    }
+
+    #[test]
+    fn a_torn_line_is_forgotten_and_the_rest_is_resumed() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("out");
+        let (staging, _) = Staging::take(&target, &key(b"a"), Unfinished::Refuse).unwrap();
+        staging.record(&entry(0)).unwrap();
+        staging.record(&entry(1)).unwrap();
+        drop(staging);
+        let journal = dir.path().join(".out.building/journal.jsonl");
+        let text = std::fs::read(&journal).unwrap();
+        std::fs::write(&journal, &text[..text.len() - 9]).unwrap();
+        assert!(matches!(
+            Staging::take(&target, &key(b"a"), Unfinished::Refuse),
+            Err(BuildError::Unfinished { .. })
+        ));
+        assert!(matches!(
+            Staging::take(&target, &key(b"b"), Unfinished::Resume),
+            Err(BuildError::OtherPlan { .. })
+        ));
+        let (staging, finished) = Staging::take(&target, &key(b"a"), Unfinished::Resume).unwrap();
+        assert_eq!(finished, [entry(0)]);
+        staging.record(&entry(2)).unwrap();
+        drop(staging);
+        let (_, finished) = Staging::take(&target, &key(b"a"), Unfinished::Resume).unwrap();
+        assert_eq!(finished, [entry(0), entry(2)]);
+    }
+
+    #[test]
+    fn a_touched_source_is_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("out");
+        let (staging, _) = Staging::take(&target, &key(b"a"), Unfinished::Refuse).unwrap();
+        staging.record(&entry(0)).unwrap();
+        drop(staging);
+        let mut touched = key(b"a");
+        touched.source[0].modified_ns += 1;
+        let (_, finished) = Staging::take(&target, &touched, Unfinished::Resume).unwrap();
+        assert!(finished.is_empty());
+    }
+
+    #[test]
+    fn publishing_replaces_an_artifact_of_ours_but_no_other_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("out");
+        for text in ["first", "second"] {
+            let (staging, _) = Staging::take(&target, &key(b"a"), Unfinished::Refuse).unwrap();
+            std::fs::write(staging.artifact().join("provenance.json"), text).unwrap();
+            staging.publish().unwrap();
+            assert_eq!(std::fs::read_to_string(target.join("provenance.json")).unwrap(), text);
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left behind");
+        }
+        let precious = dir.path().join("thesis");
+        std::fs::create_dir(&precious).unwrap();
+        std::fs::write(precious.join("chapter-1.txt"), "words").unwrap();
+        let refused = Staging::take(&precious, &key(b"a"), Unfinished::Discard);
+        assert!(matches!(refused, Err(BuildError::NotOurs { .. })));
+    }
+}

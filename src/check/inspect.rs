@@ -1,0 +1,238 @@
+//! What a folder of weights holds.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::artifact::open::Artifact;
+use crate::checkpoint::{Checkpoint, Links};
+use crate::digest::Digest;
+use crate::failure::Outcome;
+use crate::tensor::{Dtype, Shape};
+use crate::units::Bytes;
+
+/// A folder's content, from headers alone.
+#[derive(Debug, Clone, Serialize)]
+pub struct Inspection {
+    /// The folder or file.
+    pub path: PathBuf,
+    /// `artifact` (ours), `mlx` (quantized or MLX layout) or `checkpoint`.
+    pub kind: &'static str,
+    /// `model_type` of `config.json`, if there is one.
+    pub model_type: Option<String>,
+    /// The artifact's digest.
+    pub digest: Option<Digest>,
+    /// Weight files.
+    pub files: Vec<FileRow>,
+    /// Modules, in file order.
+    pub modules: Vec<ModuleRow>,
+    /// Modules by storage.
+    pub storage: Vec<StorageRow>,
+    /// Weights in all modules.
+    pub weights: u64,
+    /// Payload bytes.
+    pub bytes: u64,
+    /// 8 · (bytes of all weight files) / weights.
+    pub bits_per_weight: f64,
+}
+
+/// One weight file.
+#[derive(Debug, Clone, Serialize)]
+#[allow(missing_docs)]
+pub struct FileRow {
+    pub name: String,
+    pub bytes: u64,
+    pub tensors: usize,
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// A module: one float tensor, or the planes of a quantized one.
+#[derive(Debug, Clone, Serialize)]
+pub struct ModuleRow {
+    /// Name of the tensor, or of the module if it is quantized.
+    pub name: String,
+    /// Dtype, or codec.
+    pub storage: String,
+    /// Shape of the weight, unpacked.
+    pub shape: Shape,
+    /// Weights.
+    pub weights: u64,
+    /// Bytes of all planes.
+    pub bytes: u64,
+    /// Index of the file.
+    pub file: usize,
+    /// Σ (w − decode)² / Σ w², if the artifact's record has it.
+    pub relative_mse: Option<f64>,
+}
+
+/// All modules of one storage.
+#[derive(Debug, Clone, Serialize)]
+#[allow(missing_docs)]
+pub struct StorageRow {
+    pub storage: String,
+    pub modules: usize,
+    pub weights: u64,
+    pub bytes: u64,
+}
+
+/// Reads the headers below `path`, a folder or a single file.
+///
+/// # Errors
+/// What the checkpoint reader refuses, or a damaged record.
+pub fn inspect(path: &Path) -> Outcome<Inspection> {
+    let main = Checkpoint::open_with(path, &Links::of_folder(path))?;
+    let config = read_json(&path.join("config.json"));
+    let mut parts = vec![(String::new(), main, quantization(config.as_ref()))];
+    let draft = path.join("mtp");
+    if draft.join("model.safetensors").is_file() {
+        let checkpoint = Checkpoint::open_with(&draft, &Links::of_folder(&draft))?;
+        parts.push((
+            "mtp/".to_owned(),
+            checkpoint,
+            quantization(read_json(&draft.join("config.json")).as_ref()),
+        ));
+    }
+    let artifact = match path.join(crate::artifact::PROVENANCE).is_file() {
+        true => Some(Artifact::open(path)?),
+        false => None,
+    };
+    let losses: BTreeMap<(&str, &str), f64> = artifact
+        .iter()
+        .flat_map(|a| &a.provenance.outputs)
+        .filter_map(|o| Some(((o.file.as_str(), o.name.as_str()), o.relative_mse?)))
+        .collect();
+
+    let (mut files, mut modules) = (Vec::new(), Vec::new());
+    for (prefix, checkpoint, quantization) in &parts {
+        let first = files.len();
+        for (index, file) in checkpoint.files().iter().enumerate() {
+            files.push(FileRow {
+                name: format!("{prefix}{}", file.name),
+                bytes: file.len,
+                tensors: checkpoint.tensors().iter().filter(|entry| entry.file == index).count(),
+                metadata: file.metadata.clone(),
+            });
+        }
+        for entry in checkpoint.tensors() {
+            let base = entry.name.rsplit_once('.');
+            let plane_of_packed = base.is_some_and(|(module, plane)| {
+                ["scales", "biases"].contains(&plane) && packed(checkpoint, module).is_some()
+            });
+            if plane_of_packed {
+                continue;
+            }
+            let file = first + entry.file;
+            let stored = (files[file].name.as_str(), entry.name.as_str());
+            let relative_mse = losses.get(&stored).copied();
+            let row = match base
+                .filter(|(_, plane)| *plane == "weight")
+                .and_then(|(m, _)| Some((m, packed(checkpoint, m)?)))
+            {
+                Some((module, (shape, bytes))) => {
+                    let (storage, in_features) = storage(quantization, module, checkpoint, &shape);
+                    let shape = shape.with_last(in_features);
+                    ModuleRow {
+                        name: format!("{prefix}{module}"),
+                        storage,
+                        weights: shape.elements().unwrap_or(0),
+                        shape,
+                        bytes,
+                        file,
+                        relative_mse,
+                    }
+                }
+                None => ModuleRow {
+                    name: format!("{prefix}{}", entry.name),
+                    storage: entry.dtype.to_string(),
+                    shape: entry.shape.clone(),
+                    weights: entry.shape.elements().unwrap_or(0),
+                    bytes: entry.bytes(),
+                    file,
+                    relative_mse,
+                },
+            };
+            modules.push(row);
+        }
+    }
+    let mut storage: BTreeMap<&str, StorageRow> = BTreeMap::new();
+    for module in &modules {
+        let row = storage.entry(&module.storage).or_insert_with(|| StorageRow {
+            storage: module.storage.clone(),
+            modules: 0,
+            weights: 0,
+            bytes: 0,
+        });
+        row.modules += 1;
+        row.weights += module.weights;
+        row.bytes += module.bytes;
+    }
+    let storage: Vec<StorageRow> = storage.into_values().collect();
+    let weights: u64 = modules.iter().map(|module| module.weights).sum();
+    let file_bytes: u64 = files.iter().map(|file| file.bytes).sum();
+    let mlx = files.iter().any(|file| file.metadata.get("format").is_some_and(|format| format == "mlx"));
+    Ok(Inspection {
+        path: path.to_owned(),
+        kind: if artifact.is_some() {
+            "artifact"
+        } else if mlx {
+            "mlx"
+        } else {
+            "checkpoint"
+        },
+        model_type: config.and_then(|c| Some(c.get("model_type")?.as_str()?.to_owned())),
+        digest: artifact.map(|a| a.digest),
+        bytes: modules.iter().map(|module| module.bytes).sum(),
+        files,
+        modules,
+        storage,
+        weights,
+        bits_per_weight: if weights == 0 { 0.0 } else { 8.0 * file_bytes as f64 / weights as f64 },
+    })
+}
+
+/// The packed shape of a quantized module's weight and the bytes of all its planes.
+fn packed(checkpoint: &Checkpoint, module: &str) -> Option<(Shape, u64)> {
+    let weight = checkpoint.get(&format!("{module}.weight")).filter(|entry| entry.dtype == Dtype::U32)?;
+    let scales = checkpoint.get(&format!("{module}.scales"))?;
+    let biases = checkpoint.get(&format!("{module}.biases")).map_or(0, |entry| entry.bytes());
+    Some((weight.shape.clone(), weight.bytes() + scales.bytes() + biases))
+}
+
+/// What a packed module is stored as, and its columns: from the config, else from its shapes.
+fn storage(
+    quantization: &Option<serde_json::Value>,
+    module: &str,
+    checkpoint: &Checkpoint,
+    packed: &Shape,
+) -> (String, u64) {
+    let own = quantization.as_ref().map(|q| q.get(module).filter(|entry| entry.is_object()).unwrap_or(q));
+    let number = |key: &str| own.and_then(|q| q.get(key)?.as_u64());
+    let mode = own.and_then(|q| q.get("mode")?.as_str()).unwrap_or("affine");
+    match number("bits").zip(number("group_size")) {
+        Some((bits @ 1..=32, group)) => {
+            let name = if mode == "affine" { format!("affine-{bits}g{group}") } else { mode.to_owned() };
+            (name, packed.last() * 32 / bits)
+        }
+        _ => {
+            let groups = checkpoint.get(&format!("{module}.scales")).map_or(1, |scales| scales.shape.last());
+            // Without settings only the ratio is known; 64 is the usual group.
+            (format!("packed ({} words for {groups} groups)", packed.last()), groups * 64)
+        }
+    }
+}
+
+fn quantization(config: Option<&serde_json::Value>) -> Option<serde_json::Value> {
+    config?.get("quantization").filter(|q| q.is_object()).cloned()
+}
+
+fn read_json(path: &Path) -> Option<serde_json::Value> {
+    serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+}
+
+impl Inspection {
+    /// Payload bytes with their unit.
+    pub fn size(&self) -> Bytes {
+        Bytes(self.bytes)
+    }
+}

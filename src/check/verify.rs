@@ -1,0 +1,402 @@
+//! Does an artifact hold what its record says, and does the record say what the source and the recipe give?
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+
+use serde::Serialize;
+
+use super::{file_digest, files_below};
+use crate::artifact::open::Artifact;
+use crate::artifact::provenance::{Provenance, source_digest};
+use crate::artifact::{MACHINE, PROVENANCE};
+use crate::build::encode::{Scratch, encode_panel, release_panel};
+use crate::build::schedule::{Ended, Schedule};
+use crate::checkpoint::{Checkpoint, Links};
+use crate::digest::{Digest, Hasher};
+use crate::failure::{Exit, Failure, Outcome};
+use crate::plan::{HubId, Limits, Module, Plan, SourceFolder, plan};
+use crate::recipe::{Recipe, RecipeFile};
+use crate::stage::pipeline;
+use crate::tool::Tool;
+
+/// How many modules are encoded again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rebuild {
+    /// None.
+    No,
+    /// So many, spread over the artifact by its digest.
+    Some(usize),
+    /// Every one.
+    All,
+}
+
+/// What was checked and what was found.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Verdict {
+    /// Whether nothing is wrong.
+    pub ok: bool,
+    /// Files whose digests were compared.
+    pub files: usize,
+    /// Stored tensors whose digests were compared.
+    pub tensors: usize,
+    /// Source tensors whose digests were compared.
+    pub source_tensors: usize,
+    /// Modules that were encoded again and compared.
+    pub rebuilt_modules: usize,
+    /// What is wrong.
+    pub problems: Vec<Problem>,
+    /// What a person should know and that is not wrong.
+    pub notes: Vec<String>,
+}
+
+/// One thing that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Problem {
+    /// File or tensor.
+    pub subject: String,
+    /// What was found and what was needed.
+    pub found: String,
+}
+
+/// Why a check could not be made.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum VerifyError {
+    #[error("modules can only be encoded again from the source")]
+    RebuildNeedsSource,
+    #[error("`{path}` cannot be read: {error}")]
+    Unreadable { path: std::path::PathBuf, error: std::io::Error },
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl Failure for VerifyError {
+    fn exit(&self) -> Exit {
+        match self {
+            VerifyError::RebuildNeedsSource => Exit::Request,
+            VerifyError::Unreadable { .. } => Exit::Input,
+            VerifyError::Interrupted => Exit::Interrupted,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            VerifyError::RebuildNeedsSource => {
+                Some("give the original checkpoint with `--source DIR`".to_owned())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Verifies the artifact in `dir`.
+///
+/// # Errors
+/// If the artifact or the source cannot be read at all. What can be read and is wrong is in the verdict.
+pub fn verify(
+    dir: &Path,
+    source: Option<&Path>,
+    rebuild: Rebuild,
+    limits: Limits,
+    stop: &AtomicBool,
+) -> Outcome<Verdict> {
+    if rebuild != Rebuild::No && source.is_none() {
+        return Err(VerifyError::RebuildNeedsSource.into());
+    }
+    let artifact = Artifact::open(dir)?;
+    let mut verdict = Verdict::default();
+    check_files(&artifact, limits, stop, &mut verdict)?;
+    check_tensors(&artifact, limits, stop, &mut verdict)?;
+    check_accounts(&artifact.provenance, &mut verdict);
+    if let Some(source) = source {
+        check_source(&artifact.provenance, source, limits, stop, &mut verdict)?;
+        if rebuild != Rebuild::No {
+            check_rebuild(&artifact, source, rebuild, limits, stop, &mut verdict)?;
+        }
+    }
+    verdict.problems.sort();
+    verdict.ok = verdict.problems.is_empty();
+    Ok(verdict)
+}
+
+impl Verdict {
+    fn problem(&mut self, subject: &str, found: impl Into<String>) {
+        self.problems.push(Problem { subject: subject.to_owned(), found: found.into() });
+    }
+}
+
+/// Runs `work` on every item on the threads allowed, and returns the results in order.
+fn in_parallel<T: Sync, R: Send, E: Send>(
+    items: &[T],
+    limits: Limits,
+    stop: &AtomicBool,
+    work: impl Fn(usize, &T) -> Result<R, E> + Sync,
+) -> Outcome<Vec<R>>
+where
+    Box<dyn Failure>: From<E>,
+{
+    let mut schedule = Schedule::default();
+    for index in 0..items.len() {
+        schedule.add(index, []);
+    }
+    let results: Vec<Mutex<Option<R>>> = items.iter().map(|_| Mutex::new(None)).collect();
+    let ended = schedule.run(limits.threads, stop, |thread, index| {
+        let result = work(thread, &items[*index])?;
+        *results[*index].lock().expect("only this job writes it") = Some(result);
+        Ok::<(), E>(())
+    });
+    match ended {
+        Ok(()) => {}
+        Err(Ended::Stopped) => return Err(VerifyError::Interrupted.into()),
+        Err(Ended::Failed(error)) => return Err(error.into()),
+    }
+    let done = results.into_iter().map(|r| r.into_inner().expect("all threads have ended"));
+    Ok(done.map(|r| r.expect("every job has run")).collect())
+}
+
+fn check_files(artifact: &Artifact, limits: Limits, stop: &AtomicBool, verdict: &mut Verdict) -> Outcome<()> {
+    let unreadable = |error| VerifyError::Unreadable { path: artifact.dir.clone(), error };
+    let found = files_below(&artifact.dir).map_err(unreadable)?;
+    let listed: Vec<(&String, &Digest)> = artifact.provenance.files.iter().collect();
+    let digests = in_parallel(&listed, limits, stop, |_, (name, _)| {
+        let path = artifact.dir.join(name);
+        match found.contains_key(*name) {
+            true => file_digest(&path).map(Some).map_err(|error| VerifyError::Unreadable { path, error }),
+            false => Ok(None),
+        }
+    })?;
+    for ((name, needed), digest) in listed.iter().zip(digests) {
+        match digest {
+            None => verdict.problem(name, "is missing"),
+            Some(digest) if digest != **needed => {
+                verdict.problem(name, format!("has SHA-256 {digest}, but the record says {needed}"));
+            }
+            Some(_) => {}
+        }
+    }
+    verdict.files = listed.len();
+    for name in found.keys() {
+        if !artifact.provenance.files.contains_key(name) && name != PROVENANCE && name != MACHINE {
+            verdict.problem(name, "is not in the record");
+        }
+    }
+    Ok(())
+}
+
+fn check_tensors(
+    artifact: &Artifact,
+    limits: Limits,
+    stop: &AtomicBool,
+    verdict: &mut Verdict,
+) -> Outcome<()> {
+    let mut by_folder: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for name in artifact.provenance.files.keys().filter(|name| name.ends_with(".safetensors")) {
+        let (folder, file) = name.rsplit_once('/').unwrap_or(("", name));
+        if artifact.dir.join(name).is_file() {
+            by_folder.entry(folder).or_default().push(file.to_owned());
+        }
+    }
+    let outputs = &artifact.provenance.outputs;
+    let mut needed: BTreeMap<(String, String), usize> = BTreeMap::new();
+    for (index, output) in outputs.iter().enumerate() {
+        needed.insert((output.file.clone(), output.name.clone()), index);
+    }
+    for (folder, files) in by_folder {
+        let checkpoint = match Checkpoint::open_files(&artifact.dir.join(folder), &files) {
+            Ok(checkpoint) => checkpoint,
+            Err(problems) => {
+                problems.list().iter().for_each(|problem| verdict.problem(folder, problem.to_string()));
+                continue;
+            }
+        };
+        let digests = in_parallel(checkpoint.tensors(), limits, stop, |_, entry| {
+            let digest = Digest::of(checkpoint.bytes(entry));
+            checkpoint.release(entry.file, entry.range.clone());
+            Ok::<_, VerifyError>(digest)
+        })?;
+        for (entry, digest) in checkpoint.tensors().iter().zip(digests) {
+            let file = &checkpoint.files()[entry.file].name;
+            let file = if folder.is_empty() { file.clone() } else { format!("{folder}/{file}") };
+            verdict.tensors += 1;
+            let Some(index) = needed.remove(&(file.clone(), entry.name.clone())) else {
+                verdict.problem(&entry.name, format!("is in `{file}` but not in the record"));
+                continue;
+            };
+            let output = &outputs[index];
+            if (entry.dtype, &entry.shape) != (output.dtype, &output.shape) {
+                let (found, needed) = ((entry.dtype, &entry.shape), (output.dtype, &output.shape));
+                verdict.problem(
+                    &entry.name,
+                    format!("is {} {}, but the record says {} {}", found.0, found.1, needed.0, needed.1),
+                );
+            }
+            if digest != output.sha256 {
+                verdict.problem(
+                    &entry.name,
+                    format!("has payload SHA-256 {digest}, but the record says {}", output.sha256),
+                );
+            }
+        }
+    }
+    for (file, name) in needed.into_keys() {
+        verdict.problem(&name, format!("is in the record but not in `{file}`"));
+    }
+    Ok(())
+}
+
+/// Every source tensor leads to stored tensors or a reason, every stored tensor comes from source tensors.
+fn check_accounts(provenance: &Provenance, verdict: &mut Verdict) {
+    let stored: std::collections::BTreeSet<&str> =
+        provenance.outputs.iter().map(|o| o.name.as_str()).collect();
+    let sources: std::collections::BTreeSet<&str> =
+        provenance.source.tensors.iter().map(|t| t.name.as_str()).collect();
+    for tensor in &provenance.source.tensors {
+        if tensor.fate == "dropped" && tensor.reason.is_empty() {
+            verdict.problem(&tensor.name, "was dropped without a reason");
+        }
+        if tensor.fate != "dropped" && tensor.outputs.is_empty() {
+            verdict.problem(&tensor.name, format!("is `{}` but leads to no stored tensor", tensor.fate));
+        }
+        for output in tensor.outputs.iter().filter(|output| !stored.contains(output.as_str())) {
+            verdict.problem(&tensor.name, format!("leads to `{output}`, which is not stored"));
+        }
+    }
+    for output in &provenance.outputs {
+        for source in output.sources.iter().filter(|source| !sources.contains(source.as_str())) {
+            verdict.problem(&output.name, format!("comes from `{source}`, which the source does not hold"));
+        }
+    }
+    if source_digest(&provenance.source.tensors) != provenance.source.sha256 {
+        verdict.problem(PROVENANCE, "names a source digest that its tensors do not give");
+    }
+}
+
+fn check_source(
+    provenance: &Provenance,
+    source: &Path,
+    limits: Limits,
+    stop: &AtomicBool,
+    verdict: &mut Verdict,
+) -> Outcome<()> {
+    let checkpoint = Checkpoint::open_with(source, &Links::of_folder(source))?;
+    let digests = in_parallel(checkpoint.tensors(), limits, stop, |_, entry| {
+        let mut hasher = Hasher::default();
+        const PIECE: u64 = 16 << 20;
+        for start in entry.range.clone().step_by(PIECE as usize) {
+            let range = start..(start + PIECE).min(entry.range.end);
+            hasher.update(&checkpoint.file_bytes(entry.file)[range.start as usize..range.end as usize]);
+            checkpoint.release(entry.file, range);
+        }
+        Ok::<_, VerifyError>(hasher.finish())
+    })?;
+    let mut needed: BTreeMap<&str, _> =
+        provenance.source.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
+    for (entry, digest) in checkpoint.tensors().iter().zip(digests) {
+        verdict.source_tensors += 1;
+        match needed.remove(entry.name.as_str()) {
+            None => verdict.problem(&entry.name, "is in the source but not in the record"),
+            Some(record) if (record.dtype, &record.shape) != (entry.dtype, &entry.shape) => verdict.problem(
+                &entry.name,
+                format!(
+                    "is {} {} in the source, but the record says {} {}",
+                    entry.dtype, entry.shape, record.dtype, record.shape
+                ),
+            ),
+            Some(record) if record.sha256 != digest => verdict.problem(
+                &entry.name,
+                format!("has SHA-256 {digest} in the source, but the record says {}", record.sha256),
+            ),
+            Some(_) => {}
+        }
+    }
+    for name in needed.into_keys() {
+        verdict.problem(name, "is in the record but not in the source");
+    }
+    Ok(())
+}
+
+/// Encodes modules again, from the recipe that the record carries.
+fn check_rebuild(
+    artifact: &Artifact,
+    source: &Path,
+    rebuild: Rebuild,
+    limits: Limits,
+    stop: &AtomicBool,
+    verdict: &mut Verdict,
+) -> Outcome<()> {
+    let record = &artifact.provenance;
+    let tool = Tool::this();
+    if record.tool.source_sha256 != tool.source_sha256 {
+        verdict.notes.push(format!(
+            "built by {} {} (source {}), encoded again by {} {} (source {})",
+            record.tool.name,
+            record.tool.version,
+            record.tool.source_sha256.short(),
+            tool.name,
+            tool.version,
+            tool.source_sha256.short()
+        ));
+    }
+    let files = record.recipe.files.iter();
+    let files: Vec<RecipeFile> =
+        files.map(|file| RecipeFile { path: file.name.clone().into(), text: file.text.clone() }).collect();
+    if files.is_empty() {
+        verdict.problem(PROVENANCE, "carries no recipe, so nothing can be encoded again");
+        return Ok(());
+    }
+    let recipe = Recipe::parse(files, &pipeline::names())?;
+    let hub = record.source.hub.clone().zip(record.source.revision.clone());
+    let hub = hub.map(|(repo, revision)| HubId { repo, revision });
+    let plan = plan(recipe, SourceFolder { dir: source.to_owned(), hub }, limits)?;
+    let mut digests: BTreeMap<&str, Digest> = BTreeMap::new();
+    for output in &record.outputs {
+        digests.insert(&output.name, output.sha256);
+    }
+    let chosen = choose(&plan, artifact.digest, rebuild);
+    let scratch: Vec<Mutex<Scratch>> = (0..plan.threads).map(|_| Mutex::default()).collect();
+    let limits = Limits { threads: plan.threads, ..limits };
+    let rebuilt = in_parallel(&chosen, limits, stop, |thread, module| {
+        let mut scratch = scratch[thread].lock().expect("one job a thread");
+        let mut planes = vec![Hasher::default(); module.stored.len()];
+        for panel in 0..module.panels.len() {
+            let encoded = encode_panel(&plan, module, panel, &mut scratch)?;
+            planes.iter_mut().zip(encoded.planes).for_each(|(hasher, bytes)| hasher.update(bytes));
+            release_panel(&plan, module, panel);
+        }
+        Ok::<_, crate::build::BuildError>(planes.into_iter().map(Hasher::finish).collect::<Vec<_>>())
+    })?;
+    for (module, planes) in chosen.iter().zip(rebuilt) {
+        verdict.rebuilt_modules += 1;
+        for (plane, digest) in module.stored.iter().zip(planes) {
+            match digests.get(plane.name.as_str()) {
+                Some(needed) if *needed == digest => {}
+                Some(needed) => verdict.problem(
+                    &plane.name,
+                    format!("encodes to SHA-256 {digest}, but the record says {needed}"),
+                ),
+                None => {
+                    verdict.problem(&plane.name, "follows from recipe and source, but is not in the record")
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Which modules to encode again: those whose name, hashed with the artifact's digest, comes first. So the
+/// choice is spread evenly, the same for everyone, and not the maker's.
+fn choose(plan: &Plan, digest: Digest, rebuild: Rebuild) -> Vec<&Module> {
+    let count = match rebuild {
+        Rebuild::No => 0,
+        Rebuild::Some(count) => count,
+        Rebuild::All => plan.modules.len(),
+    };
+    let key = |module: &&Module| Digest::of(format!("{digest}{}", module.output.rule_path()).as_bytes());
+    let mut modules: Vec<&Module> = plan.modules.iter().collect();
+    modules.sort_by_cached_key(key);
+    modules.truncate(count);
+    modules.sort_by_key(|module| (module.tensor, module.output.select));
+    modules
+}

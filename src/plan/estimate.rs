@@ -1,0 +1,80 @@
+//! How long a build takes on this machine, from a few milliseconds of each encoder.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::{Plan, STRIP_ELEMENTS};
+use crate::codec::{self, CodecSpec};
+use crate::digest::Hasher;
+use crate::quant::{RowLoss, Rows, quantizer};
+use crate::tensor::Float;
+
+/// Time that a build should take, if storage keeps up.
+#[derive(Debug, Clone, Copy, serde::Serialize)]
+pub struct Estimate {
+    /// Encoding, over all threads.
+    pub encode_s: f64,
+    /// Digests of files, tensors and planes, over all threads.
+    pub digest_s: f64,
+    /// Both, divided by the threads.
+    pub total_s: f64,
+}
+
+/// Measures and adds up.
+pub fn estimate(plan: &Plan) -> Estimate {
+    let mut work: BTreeMap<(CodecSpec, &str), u64> = BTreeMap::new();
+    for module in &plan.modules {
+        *work.entry((module.assignment.codec, module.assignment.encoder)).or_default() += module.weights();
+    }
+    let encode_s = work
+        .iter()
+        .map(|((codec, encoder), weights)| *weights as f64 / weights_per_second(*codec, encoder, plan))
+        .sum();
+    // Every source byte goes into a file's digest and a tensor's; so does every stored one.
+    let digested = 2.0 * (plan.sizes.source_bytes + plan.sizes.weight_file_bytes) as f64;
+    let digest_s = digested / bytes_digested_per_second();
+    Estimate { encode_s, digest_s, total_s: (encode_s + digest_s) / plan.threads as f64 }
+}
+
+fn weights_per_second(codec: CodecSpec, encoder: &str, plan: &Plan) -> f64 {
+    const ROW: usize = 512;
+    let rows = STRIP_ELEMENTS / ROW;
+    // A sawtooth: no group is constant, and no two neighbours are equal.
+    let values: Vec<f32> = (0..STRIP_ELEMENTS).map(|i| ((i * 37) % 101) as f32 / 101.0 - 0.5).collect();
+    let (Some(quantizer), Ok(planes)) =
+        (quantizer(encoder), codec::codec(codec).planes(ROW as u64, Float::Bf16))
+    else {
+        return f64::INFINITY;
+    };
+    let mut buffers: Vec<Vec<u8>> =
+        planes.iter().map(|plane| vec![0; rows * plane.row_bytes() as usize]).collect();
+    let mut losses = vec![RowLoss::default(); rows];
+    let rate = rate(|| {
+        let mut slices: Vec<&mut [u8]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
+        let rows = Rows { values: &values, in_features: ROW, float: Float::Bf16 };
+        // The values are finite and small, so no refusal is possible.
+        let _ = quantizer.fit(codec, rows, plan.isa, &mut slices, &mut losses);
+    });
+    rate * STRIP_ELEMENTS as f64
+}
+
+fn bytes_digested_per_second() -> f64 {
+    let block = vec![0x5a; 1 << 18];
+    let mut hasher = Hasher::default();
+    rate(|| hasher.update(&block)) * block.len() as f64
+}
+
+/// Calls per second, from the fastest of several calls within about five milliseconds.
+fn rate(mut call: impl FnMut()) -> f64 {
+    let start = Instant::now();
+    let mut fastest = Duration::MAX;
+    for round in 0.. {
+        let before = Instant::now();
+        call();
+        fastest = fastest.min(before.elapsed());
+        if round >= 2 && start.elapsed() > Duration::from_millis(5) {
+            break;
+        }
+    }
+    1.0 / fastest.as_secs_f64().max(1e-9)
+}

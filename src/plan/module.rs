@@ -1,0 +1,213 @@
+//! One module of the artifact: its codec, its matrix, its pieces of work.
+
+use std::ops::Range;
+
+use super::{Note, NoteKind};
+use crate::alloc::{Allocator, Assignment, Candidate, Rules};
+use crate::arch::{Fate, Folder, Model, Output};
+use crate::artifact::layout::{Place, StoredTensor};
+use crate::checkpoint::Checkpoint;
+use crate::codec::{self, CodecSpec, Plane};
+use crate::failure::Outcome;
+use crate::quant::{CAST, Grain};
+use crate::recipe::Recipe;
+use crate::stage::ModuleWork;
+use crate::stage::pipeline::Pipeline;
+use crate::tensor::{Dtype, Float};
+use crate::transform::RowSelect;
+
+/// Elements that a panel, the unit of work, holds at most (a row may be longer).
+///
+/// A constant, so that the cut never follows the machine.
+const PANEL_ELEMENTS: u64 = 1 << 20;
+
+/// Elements that go through the stages at once: at four bytes each they stay in a core's cache.
+pub const STRIP_ELEMENTS: usize = 1 << 16;
+
+/// One module (or bare parameter) of the artifact.
+#[derive(Debug)]
+pub struct Module {
+    /// Index of the source tensor in the checkpoint.
+    pub tensor: usize,
+    /// Names, role, rows, transforms.
+    pub output: Output,
+    /// Codec, encoder and reason.
+    pub assignment: Assignment,
+    /// The same as the stages need it.
+    pub work: ModuleWork,
+    /// Rows of the matrix that is encoded.
+    pub rows: u64,
+    /// Planes as the codec lays them out.
+    pub planes: Vec<Plane>,
+    /// Planes as the artifact names them.
+    pub stored: Vec<StoredTensor>,
+    /// Where each plane lies.
+    pub places: Vec<Place>,
+    /// Rows in pieces of work; each is contiguous in the source.
+    pub panels: Vec<Range<u64>>,
+}
+
+impl Module {
+    fn new(tensor: usize, stored: Dtype, output: Output, assignment: Assignment, model: Float) -> Self {
+        let codec = assignment.codec;
+        let (rows, row_elements) = matrix(&output, codec);
+        let own = stored.float();
+        let float = match codec {
+            CodecSpec::Keep => own.unwrap_or(model),
+            CodecSpec::Bf16 => Float::Bf16,
+            CodecSpec::F16 => Float::F16,
+            _ => model,
+        };
+        let work = ModuleWork {
+            stored,
+            row_elements: usize::try_from(row_elements).expect("a mapped row fits in memory"),
+            cast: (codec.quantizes() && own != Some(model)).then_some(model),
+            transforms: output.transforms.clone(),
+            codec,
+            float,
+            encoder: assignment.encoder,
+        };
+        let planes = if work.verbatim() {
+            // Any dtype may be kept, floats or not.
+            vec![Plane { suffix: "weight", dtype: stored, row_elements }]
+        } else {
+            codec::codec(codec).planes(row_elements, float).expect("the allocator checked the group")
+        };
+        let tensors = planes.iter().map(|plane| StoredTensor {
+            name: output.stored_name(plane.suffix),
+            dtype: plane.dtype,
+            shape: match codec.quantizes() {
+                true => output.shape.with_last(plane.row_elements),
+                false => output.shape.clone(),
+            },
+            bytes: rows * plane.row_bytes(),
+        });
+        let stored = tensors.collect();
+        Self {
+            tensor,
+            output,
+            assignment,
+            work,
+            rows,
+            planes,
+            stored,
+            places: Vec::new(),
+            panels: Vec::new(),
+        }
+    }
+
+    /// Which rows of the encoded matrix lie where in the source.
+    fn select(&self) -> RowSelect {
+        // Rows of a module that owns the whole tensor may be cut elsewhere than after the last dimension.
+        if owns_all(&self.output) { RowSelect::all(self.rows) } else { self.output.select }
+    }
+
+    /// Number of weights.
+    pub fn weights(&self) -> u64 {
+        self.rows * self.work.row_elements as u64
+    }
+
+    /// Stored bytes of all planes.
+    pub fn bytes(&self) -> u64 {
+        self.stored.iter().map(|plane| plane.bytes).sum()
+    }
+
+    /// Bytes of the rows of a panel, counted from the start of the source tensor's payload.
+    pub fn source_range(&self, panel: &Range<u64>) -> Range<u64> {
+        let row = self.work.row_elements as u64 * self.work.stored.bytes();
+        let start = self.select().source_row(panel.start) * row;
+        start..start + (panel.end - panel.start) * row
+    }
+
+    /// The word for what happens to its tensor in reports.
+    pub fn fate(&self) -> &'static str {
+        match (self.assignment.codec, self.output.folder) {
+            (codec, _) if codec.quantizes() => "quantized",
+            (_, Folder::Mtp) => "moved",
+            (CodecSpec::Keep, _) => "kept",
+            _ if self.work.stored == self.work.float.dtype() => "kept",
+            _ => "cast",
+        }
+    }
+}
+
+/// Which allocator [`assign`] asks, as provenance names it.
+pub(super) const ALLOCATOR: &str = "rules";
+
+/// Gives every output a codec and cuts its rows into panels.
+pub(super) fn assign(
+    recipe: &Recipe,
+    checkpoint: &Checkpoint,
+    model: &Model,
+    fates: &[Fate],
+    pipeline: &Pipeline,
+) -> Outcome<Vec<Module>> {
+    let mut outputs: Vec<(usize, &Output)> = Vec::new();
+    for (tensor, fate) in fates.iter().enumerate() {
+        if let Fate::Outputs(list) = fate {
+            outputs.extend(list.iter().map(|output| (tensor, output)));
+        }
+    }
+    let candidates: Vec<Candidate<'_>> = outputs
+        .iter()
+        .map(|(tensor, output)| {
+            let name = checkpoint.tensors()[*tensor].name.as_str();
+            let source_module = name.strip_suffix(".weight").unwrap_or(name);
+            Candidate { output, source_module, in_features: output.shape.last() }
+        })
+        .collect();
+    let allocator = Rules { recipe };
+    let assignments = allocator.assign(&candidates)?;
+    let modules = outputs.into_iter().zip(assignments).map(|((tensor, output), assignment)| {
+        let stored = checkpoint.tensors()[tensor].dtype;
+        let mut module = Module::new(tensor, stored, output.clone(), assignment, model.float);
+        let most = match pipeline.grain(&module.work) {
+            Grain::Matrix => u64::MAX,
+            Grain::Rows => (PANEL_ELEMENTS / module.work.row_elements as u64).max(1),
+        };
+        module.panels = module.select().panels(module.rows, most);
+        module
+    });
+    Ok(modules.collect())
+}
+
+fn owns_all(output: &Output) -> bool {
+    output.select == RowSelect::all(output.shape.rows())
+}
+
+/// Rows and columns of the matrix that is encoded.
+///
+/// Floats are cut after the first dimension, so that a transform sees a whole kernel as one row; codes are
+/// cut before the last, where groups run. A module that owns only some rows keeps the cut its rows are
+/// counted in.
+fn matrix(output: &Output, codec: CodecSpec) -> (u64, u64) {
+    let shape = &output.shape;
+    let total = shape.elements().expect("checked when the header was read");
+    let rows = match shape.0.as_slice() {
+        _ if codec.quantizes() || !owns_all(output) => shape.rows(),
+        [first, _, ..] => *first,
+        _ => 1,
+    };
+    (rows, total / rows)
+}
+
+/// Casts, and weight files that are not read.
+pub(super) fn notes(checkpoint: &Checkpoint, modules: &[Module]) -> Vec<Note> {
+    let casts = modules.iter().filter_map(|module| {
+        let from = module.work.stored.float()?;
+        let subject = module.output.rule_path();
+        if let Some(to) = module.work.cast {
+            let detail = format!("is rounded from {from} to {to}, the model's dtype, before it is encoded");
+            return Some(Note { kind: NoteKind::CastFirst, subject, detail });
+        }
+        let casts = module.assignment.encoder == CAST && module.work.float != from;
+        let detail = format!("is rounded from {from} to {}", module.work.float);
+        casts.then_some(Note { kind: NoteKind::Cast, subject, detail })
+    });
+    let unread = checkpoint.unread().iter().map(|file| Note {
+        kind: NoteKind::UnreadFile,
+        subject: file.clone(),
+        detail: "is not part of the checkpoint and is not read".to_owned(),
+    });
+    casts.chain(unread).collect()
+}

@@ -1,0 +1,130 @@
+//! The steps that turn stored rows of a source tensor into planes of the artifact.
+//!
+//! A stage is a function on a [`WorkUnit`]: some whole rows of one module. All it changes is in the
+//! unit; all it reads besides is in the [`ModuleWork`]. It states what it needs and what it gives, so
+//! that a pipeline is checked before any weight is read, and how much of a matrix it must see at once,
+//! so that the executor can stream the rest.
+//!
+//! To add a stage: one file here, one line in [`STAGES`], one name in a `pipelines/*.toml`.
+
+mod ingest;
+pub mod pipeline;
+mod quantize;
+mod transform;
+
+use std::sync::Arc;
+
+pub use ingest::find_non_finite;
+
+use crate::codec::CodecSpec;
+use crate::isa::Isa;
+use crate::quant::{Grain, QuantError, Quantizer, Repairs, RowLoss};
+use crate::tensor::{Dtype, Float};
+use crate::transform::Transform;
+
+/// Every stage.
+pub static STAGES: &[&dyn Stage] = &[&ingest::Ingest, &transform::ApplyTransforms, &quantize::Quantize];
+
+/// What a unit holds between stages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Datum {
+    /// Rows as the source stores them.
+    Stored,
+    /// Finite rows in f32.
+    Values,
+    /// Encoded rows, one buffer a plane.
+    Planes,
+}
+
+/// What stages need to know about a module.
+#[derive(Debug, Clone)]
+pub struct ModuleWork {
+    /// Dtype of the source tensor.
+    pub stored: Dtype,
+    /// Elements in a row of the source tensor.
+    pub row_elements: usize,
+    /// Values are rounded to this first: MLX casts weights to the model's dtype before it quantizes.
+    pub cast: Option<Float>,
+    /// Changes of layout and basis, in order.
+    pub transforms: Vec<Arc<dyn Transform>>,
+    /// What is stored.
+    pub codec: CodecSpec,
+    /// Dtype of the scales and biases, or of the values if the codec stores floats.
+    pub float: Float,
+    /// The search, by name in the registry.
+    pub encoder: &'static str,
+}
+
+/// Some whole rows of one module on their way through the stages.
+#[derive(Debug)]
+pub struct WorkUnit<'a> {
+    /// The rows as stored. [`Datum::Stored`]
+    pub stored: &'a [u8],
+    /// The rows in f32. [`Datum::Values`]
+    pub values: Vec<f32>,
+    /// Where the encoded rows go, one exactly sized slice a plane. [`Datum::Planes`]
+    pub planes: Vec<&'a mut [u8]>,
+    /// One per row.
+    pub losses: &'a mut [RowLoss],
+    /// What the encoder changed beyond rounding.
+    pub repairs: Repairs,
+    /// Reused by transforms.
+    pub scratch: Vec<f32>,
+}
+
+/// Why a stage refused rows. Positions count from the first row given.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum StageError {
+    /// A value that is not a number a model can use.
+    #[error("element {element} is {value}")]
+    NonFinite {
+        /// Index into the rows given.
+        element: u64,
+        /// `NaN`, `inf` or `-inf`.
+        value: f32,
+    },
+    /// A value that the dtype it is cast to cannot hold.
+    #[error("element {element} overflows {float}")]
+    CastOverflow {
+        /// Index into the rows given.
+        element: u64,
+        /// The dtype.
+        float: Float,
+    },
+    /// The encoder's refusal.
+    #[error(transparent)]
+    Quant(#[from] QuantError),
+}
+
+/// A step.
+pub trait Stage: Sync {
+    /// As a pipeline names it.
+    fn id(&self) -> &'static str;
+
+    /// What must be in the unit.
+    fn needs(&self) -> Datum;
+
+    /// What is in the unit afterwards, besides what was.
+    fn gives(&self) -> Datum;
+
+    /// How much of the matrix it must see at once.
+    fn grain(&self, work: &ModuleWork) -> Grain;
+
+    /// Runs on whole rows.
+    ///
+    /// # Errors
+    /// [`StageError`], for the first bad element.
+    fn run(&self, unit: &mut WorkUnit<'_>, work: &ModuleWork, isa: Isa) -> Result<(), StageError>;
+}
+
+impl ModuleWork {
+    /// Whether the stored bytes are the artifact's bytes.
+    pub fn verbatim(&self) -> bool {
+        self.codec == CodecSpec::Keep && self.transforms.is_empty() && self.cast.is_none()
+    }
+
+    /// The quantizer named by `encoder`.
+    pub fn quantizer(&self) -> &'static dyn Quantizer {
+        crate::quant::quantizer(self.encoder).expect("plans name only registered encoders")
+    }
+}
