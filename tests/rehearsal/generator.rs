@@ -81,7 +81,7 @@ impl Architecture {
         }
     }
 
-    /// The same structure in about 2.5 MB; every width is a multiple of 64.
+    /// The same structure in 3.7 MB; every width is a multiple of 64.
     pub fn small() -> Self {
         Self {
             vocab: 512,
