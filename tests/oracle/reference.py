@@ -3,12 +3,10 @@
 import contextlib
 import io
 import json
-from pathlib import Path
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten, tree_map_with_path
+from mlx.utils import tree_flatten
 from mlx_lm import convert, load
 from mlx_lm.utils import load_model, load_tokenizer, quantize_model
 
@@ -38,14 +36,22 @@ def prepare(source, work):
     return work
 
 
+def load_as_user(folder, source):
+    """The artifact in `folder` through `mlx_lm.load`, and the prompt's tokens.
+
+    They must be the ones that the source's own tokenizer gives.
+    """
+    model, tokenizer = load(str(folder))
+    tokens = tokenizer.encode(PROMPT)
+    if tokens != load_tokenizer(source).encode(PROMPT):
+        raise ValueError("the artifact's tokenizer gives other tokens than the source's")
+    return model, tokens[:48]
+
+
 def widths(prepared):
     """Input width of each module that mlx-lm can quantize: path -> in_features."""
     model, _ = load_model(prepared, lazy=True)
-    return {
-        path: module.weight.shape[-1]
-        for path, module in model.named_modules()
-        if hasattr(module, "to_quantized")
-    }
+    return {path: module.weight.shape[-1] for path, module in model.named_modules() if hasattr(module, "to_quantized")}
 
 
 def predicate(quantization, stored):
@@ -105,8 +111,7 @@ def converted(prepared, quantization, stored, work):
 def parameters(model):
     """name -> (dtype, shape, bytes) of every parameter."""
     return {
-        name: (str(value.dtype), tuple(value.shape), raw(value))
-        for name, value in tree_flatten(model.parameters())
+        name: (str(value.dtype), tuple(value.shape), raw(value)) for name, value in tree_flatten(model.parameters())
     }
 
 

@@ -97,7 +97,7 @@ def check(folder, source, prepared, setting, paths, work, whole):
         results[name] = attempt(function)
 
     loaded = []
-    results["load"] = attempt(lambda: loaded.append(load(folder, source)) or [])
+    results["load"] = attempt(lambda: loaded.append(reference.load_as_user(folder, source)) or [])
     if not loaded:
         return results, notes
     model, tokens = loaded[0]
@@ -118,15 +118,6 @@ def check(folder, source, prepared, setting, paths, work, whole):
     notes.append(f"logits differ by {gap}")
     results["logits"] = [] if np.array_equal(ours, expected) else [f"largest difference {gap}"]
     return results, notes
-
-
-def load(folder, source):
-    """The artifact as a user loads it, and the prompt's tokens, which must be the source tokenizer's."""
-    model, tokenizer = reference.load(str(folder))
-    tokens = tokenizer.encode(reference.PROMPT)
-    if tokens != reference.load_tokenizer(source).encode(reference.PROMPT):
-        raise ValueError("the artifact's tokenizer gives other tokens than the source's")
-    return model, tokens[:48]
 
 
 def against_convert(parameters, copy):
@@ -196,8 +187,11 @@ def show(model, setting, results, notes, seconds):
     """Prints one row of the table and returns it for the report."""
     failed = [name for name in results if results[name]]
     verdict = "ok" if not failed else "FAIL " + ",".join(failed)
-    print(f"{model:<20} {setting:<26} {len(results) - len(failed):>2}/{len(results):<2} {seconds:6.1f} s  {verdict}"
-          f"   {'; '.join(notes)}", flush=True)
+    print(
+        f"{model:<20} {setting:<26} {len(results) - len(failed):>2}/{len(results):<2} {seconds:6.1f} s  {verdict}"
+        f"   {'; '.join(notes)}",
+        flush=True,
+    )
     for name in failed:
         for line in results[name][:6]:
             print(f"    {name}: {line}")
