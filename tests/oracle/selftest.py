@@ -21,12 +21,18 @@ ROOT = Path(__file__).resolve().parents[2]
 SETTING = settings.Setting("self-test", settings.affine(4, 32), (("*.mlp.*_proj", settings.affine(3, 32)),))
 
 
-def stand_in(source, prepared, out):
+def stand_in(source, prepared, out, setting=SETTING):
     """An artifact of `source`, made by mlx-lm and completed by hand."""
     model, config = load_model(prepared, lazy=True)
+    groups = [setting.expected(path).group for path in reference.widths(prepared)]
     with reference.quiet():
         model, config = quantize_model(
-            model, config, group_size=32, bits=4, quant_predicate=lambda path, _: SETTING.expected(path).entry()
+            model,
+            config,
+            group_size=min(groups),
+            bits=setting.default.bits,
+            mode=setting.default.mode,
+            quant_predicate=lambda path, _: setting.expected(path).entry(),
         )
     save_model(out, model)
     config.setdefault("rope_scaling", None)
