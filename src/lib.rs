@@ -12,3 +12,4 @@ pub mod isa;
 pub mod numeric;
 pub mod codec;
 pub mod quant;
+pub mod bench;
