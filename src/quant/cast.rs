@@ -79,17 +79,26 @@ impl Kernel for Losses<'_> {
         }
         let mut sums = RowSums::<V>::new(self.losses, self.rows.in_features.div_ceil(RUN));
         for row in self.rows.values.chunks_exact(self.rows.in_features) {
-            for weights in row.chunks(RUN) {
-                // The last run of a row is filled up with zeros, which add nothing.
+            let (runs, rest) = row.as_chunks::<RUN>();
+            for run in runs {
+                sums.add(losses_of_run::<V>(run, self.float));
+            }
+            if !rest.is_empty() {
+                // Filled up with zeros, which add nothing.
                 let mut padded = [0.0; RUN];
-                padded[..weights.len()].copy_from_slice(weights);
-                let mut run = Run::empty();
-                for weights in padded.as_chunks::<LANES>().0 {
-                    let weights = V::load(weights);
-                    run.add(weights, round_to(self.float, weights));
-                }
-                sums.add(run);
+                padded[..rest.len()].copy_from_slice(rest);
+                sums.add(losses_of_run::<V>(&padded, self.float));
             }
         }
     }
+}
+
+#[inline(always)]
+fn losses_of_run<V: Lanes>(weights: &[f32; RUN], float: Float) -> Run<V> {
+    let mut run = Run::empty();
+    for weights in weights.as_chunks::<LANES>().0 {
+        let weights = V::load(weights);
+        run.add(weights, round_to(float, weights));
+    }
+    run
 }

@@ -56,8 +56,11 @@ impl Encode<'_, '_> {
         let stored = weight.chunks_exact_mut(GROUP * codec.bits() / 8).zip(scales.iter_mut());
         for (group, (packed, scale_byte)) in groups.zip(stored) {
             let vectors = group.as_chunks::<LANES>().0;
-            let greatest =
-                vectors.iter().fold(V::splat(0.0), |most, v| V::load(v).abs().max(most)).greatest();
+            let mut most = V::splat(0.0);
+            for weights in vectors {
+                most = V::load(weights).abs().max(most);
+            }
+            let greatest = most.greatest();
             let scale = choose_scale(codec, float, greatest);
             *scale_byte = scale.byte;
             repairs.scale_underflow += u64::from(scale.underflow);
@@ -116,9 +119,9 @@ fn choose_scale(codec: Mxfp, float: Float, greatest: f32) -> Scale {
     // carries into the exponent; below 2^-126 the mantissa holds the exponent.
     let byte = match quotient.to_bits() {
         0 => return Scale { byte: 127, by: 1.0, all_zero: false, underflow: some },
-        ..=0x0020_0000 => return Scale { byte: 127, by: 1.0, all_zero: true, underflow: true },
-        ..=0x0040_0000 => 0,
-        ..0x0080_0000 => 1,
+        1..=0x0020_0000 => return Scale { byte: 127, by: 1.0, all_zero: true, underflow: true },
+        0x0020_0001..=0x0040_0000 => 0,
+        0x0040_0001..0x0080_0000 => 1,
         bits => ((bits + 0x007f_ffff) >> 23) as u8,
     };
     // 2^-(byte - 127); a quotient below 2^126 keeps this normal.

@@ -15,7 +15,7 @@
 //!
 //! Sixteen groups are worked on at once, one per lane, so a group's result does not depend on its neighbours.
 
-use super::affine::{Coding, Parameters, encode_group, nearest, range, top};
+use super::affine::{Coding, LARGEST_GROUP, Parameters, encode_group, nearest, range, top};
 use super::loss::{RowSums, mend_out_of_range};
 use super::{Grain, QuantError, Quantizer, Repairs, RowLoss, Rows, check_sizes};
 use crate::codec::CodecSpec;
@@ -64,38 +64,39 @@ impl Quantizer for Refit {
         let CodecSpec::Affine { bits, group } = codec else {
             panic!("`refit` does not accept {codec}: ask `accepts` first")
         };
-        with_bits!(bits.get(), BITS => match group.get() {
-            32 => dispatch(isa, Encode::<BITS, 32> { rows, planes, losses })?,
-            64 => dispatch(isa, Encode::<BITS, 64> { rows, planes, losses })?,
-            _ => dispatch(isa, Encode::<BITS, 128> { rows, planes, losses })?,
+        with_bits!(bits.get(), BITS => {
+            dispatch(isa, Encode::<BITS> { group: group.get() as usize, rows, planes, losses })?
         });
         mend_out_of_range(codec, rows, planes, losses);
         Ok(Repairs::default())
     }
 }
 
-struct Encode<'a, 'p, const BITS: u32, const GROUP: usize> {
+struct Encode<'a, 'p, const BITS: u32> {
+    group: usize,
     rows: Rows<'a>,
     planes: &'a mut [&'p mut [u8]],
     losses: &'a mut [RowLoss],
 }
 
-impl<const BITS: u32, const GROUP: usize> Kernel for Encode<'_, '_, BITS, GROUP> {
+impl<const BITS: u32> Kernel for Encode<'_, '_, BITS> {
     type Output = Result<(), QuantError>;
 
     #[inline(always)]
     fn run<V: Lanes>(self) -> Self::Output {
         let [weight, scales, biases] = self.planes else { unreachable!("sizes were checked") };
         let float = self.rows.float;
-        let groups_per_row = self.rows.in_features / GROUP;
+        let group_size = self.group;
+        let groups_per_row = self.rows.in_features / group_size;
         let mut sums = RowSums::<V>::new(self.losses, groups_per_row);
-        let mut packed = weight.chunks_exact_mut(GROUP * BITS as usize / 8);
-        let mut columns = [[0.0; LANES]; GROUP];
-        for (s, strip) in self.rows.values.as_chunks::<GROUP>().0.chunks(LANES).enumerate() {
+        let mut packed = weight.chunks_exact_mut(group_size * BITS as usize / 8);
+        let mut columns = [[0.0; LANES]; LARGEST_GROUP];
+        let columns = &mut columns[..group_size];
+        for (s, strip) in self.rows.values.chunks(LANES * group_size).enumerate() {
             let first = s * LANES;
             let [mut low, mut high] = [[0.0; LANES]; 2];
-            for (g, group) in strip.iter().enumerate() {
-                (low[g], high[g]) = range::<V, GROUP>(group);
+            for (g, group) in strip.chunks_exact(group_size).enumerate() {
+                (low[g], high[g]) = range::<V>(group);
                 for (column, weight) in columns.iter_mut().zip(group) {
                     column[g] = *weight;
                 }
@@ -103,7 +104,7 @@ impl<const BITS: u32, const GROUP: usize> Kernel for Encode<'_, '_, BITS, GROUP>
             let (low, high) = (V::load(&low), V::load(&high));
             let mlx = Parameters::<V>::mlx::<BITS>(low, high, float);
             mlx.check(first, groups_per_row, float)?;
-            let best = search::<V, BITS, GROUP>(&columns, low, high, mlx, float);
+            let best = search::<V, BITS>(columns, low, high, mlx, float);
 
             let [mut by, mut offset, mut scale, mut bias, mut mine] = [[0.0; LANES]; 5];
             best.refined.store(&mut mine);
@@ -112,15 +113,15 @@ impl<const BITS: u32, const GROUP: usize> Kernel for Encode<'_, '_, BITS, GROUP>
             choose(best.bias, mlx.bias).store(&mut offset);
             choose(best.scale, mlx.stored_scale).store(&mut scale);
             choose(best.bias, mlx.stored_bias).store(&mut bias);
-            for ((g, group), packed) in strip.iter().enumerate().zip(&mut packed) {
+            for ((g, group), packed) in strip.chunks_exact(group_size).enumerate().zip(&mut packed) {
                 write_parameter(float, scales, first + g, scale[g]);
                 write_parameter(float, biases, first + g, bias[g]);
                 let coding =
                     Coding { by: by[g], offset: offset[g], stored_scale: scale[g], stored_bias: bias[g] };
                 sums.add(if mine[g] == 1.0 {
-                    encode_group::<V, BITS, GROUP, false>(group, coding, packed)
+                    encode_group::<V, BITS, false>(group, coding, packed)
                 } else {
-                    encode_group::<V, BITS, GROUP, true>(group, coding, packed)
+                    encode_group::<V, BITS, true>(group, coding, packed)
                 });
             }
         }
@@ -150,8 +151,8 @@ struct Fit<V> {
 ///
 /// `by` divides (`DIVIDE`) or multiplies; the codes are those of [`encode_group`].
 #[inline(always)]
-fn judge<V: Lanes, const BITS: u32, const GROUP: usize, const DIVIDE: bool>(
-    columns: &[[f32; LANES]; GROUP],
+fn judge<V: Lanes, const BITS: u32, const DIVIDE: bool>(
+    columns: &[[f32; LANES]],
     by: V,
     offset: V,
     scale: V,
@@ -175,8 +176,8 @@ fn judge<V: Lanes, const BITS: u32, const GROUP: usize, const DIVIDE: bool>(
 }
 
 #[inline(always)]
-fn search<V: Lanes, const BITS: u32, const GROUP: usize>(
-    columns: &[[f32; LANES]; GROUP],
+fn search<V: Lanes, const BITS: u32>(
+    columns: &[[f32; LANES]],
     low: V,
     high: V,
     mlx: Parameters<V>,
@@ -184,7 +185,7 @@ fn search<V: Lanes, const BITS: u32, const GROUP: usize>(
 ) -> Best<V> {
     let (zero, one, half) = (V::splat(0.0), V::splat(1.0), V::splat(0.5));
     let reference =
-        judge::<V, BITS, GROUP, true>(columns, mlx.scale, mlx.bias, mlx.stored_scale, mlx.stored_bias).error;
+        judge::<V, BITS, true>(columns, mlx.scale, mlx.bias, mlx.stored_scale, mlx.stored_bias).error;
     // An error to beat of 0 cannot be beaten.
     let error = reference.if_lt(V::splat(TWO_POW_100), reference.mul(V::splat(MARGIN)), zero);
     let error = reference.if_lt(V::splat(1.0 / TWO_POW_100), zero, error);
@@ -202,7 +203,7 @@ fn search<V: Lanes, const BITS: u32, const GROUP: usize>(
             }
         };
         for round in 0..=ROUNDS {
-            let fit = judge::<V, BITS, GROUP, false>(columns, one.div(scale), bias, scale, bias);
+            let fit = judge::<V, BITS, false>(columns, one.div(scale), bias, scale, bias);
             let better = |yes: V, no: V| fit.error.if_lt(best.error, yes, no);
             best = Best {
                 scale: better(scale, best.scale),
@@ -214,7 +215,7 @@ fn search<V: Lanes, const BITS: u32, const GROUP: usize>(
                 break;
             }
             // The regression of the residual e on q gives the change of scale and bias.
-            let count = V::splat(GROUP as f32);
+            let count = V::splat(columns.len() as f32);
             let spread = count.mul(fit.qq).sub(fit.q.mul(fit.q));
             let slope = count.mul(fit.qe).sub(fit.q.mul(fit.e)).div(spread);
             // All codes alike: only the bias can move.

@@ -168,7 +168,7 @@ def provenance(folder, source):
     path = folder / "provenance.json"
     if not path.exists():
         return ["no provenance.json"]
-    listed = json.loads(path.read_text())["tensors"]
+    listed = json.loads(path.read_text())["source"]["tensors"]
     names = [entry["name"] for entry in listed]
     wanted = set(Tensors(sorted(source.glob("*.safetensors"))).names())
     bad = [f"{name}: not accounted for" for name in sorted(wanted - set(names))]

@@ -65,7 +65,7 @@ def stand_in(source, prepared, out, setting=SETTING):
             "model_type": "qwen3_5_mtp", "block_size": 3, "tie_word_embeddings": False,
             "text_config": config["text_config"],
         })  # fmt: skip
-    write(out / "provenance.json", {"tensors": [{"name": name, "fate": "kept"} for name in sorted(tensors)]})
+    write(out / "provenance.json", {"source": {"tensors": [{"name": name, "fate": "kept"} for name in sorted(tensors)]}})
     (out / "README.md").write_text("---\nlibrary_name: mlx\n---\n")
     for name in artifact.TOKENIZER_FILES:
         if (source / name).exists():
@@ -140,8 +140,8 @@ DAMAGE = (
     ("stale shard", "qwen3_5", lambda f: shutil.copy(f / WEIGHTS, f / "model-00001-of-00002.safetensors"), "files"),
     ("raw norm in the draft head", "qwen3_5", rewrite("mtp/model.safetensors", flip("pre_fc_norm_hidden.weight")), "mtp"),
     ("draft head lost", "qwen3_5-tied", lambda f: shutil.rmtree(f / "mtp"), "mtp"),
-    ("tensor not accounted for", "qwen3_5", edit("provenance.json", lambda p: p["tensors"].pop()), "provenance"),
-    ("tensor without a fate", "qwen3_5", edit("provenance.json", lambda p: p["tensors"][0].update(fate="")), "provenance"),
+    ("tensor not accounted for", "qwen3_5", edit("provenance.json", lambda p: p["source"]["tensors"].pop()), "provenance"),
+    ("tensor without a fate", "qwen3_5", edit("provenance.json", lambda p: p["source"]["tensors"][0].update(fate="")), "provenance"),
     ("generation config", "qwen3_5", edit("generation_config.json", lambda g: g.update(eos_token_id=1)), "tokenizer"),
     ("card lost", "qwen3_5", lambda f: (f / "README.md").unlink(), "card"),
 )  # fmt: skip
