@@ -96,7 +96,7 @@ impl<const BITS: u32> Kernel for Encode<'_, '_, BITS> {
         let float = self.rows.float;
         let group_size = self.group;
         let groups_per_row = self.rows.in_features / group_size;
-        let mut sums = RowSums::<V>::new(self.losses, groups_per_row);
+        let mut sums = RowSums::<V>::new(self.losses, self.rows.in_features);
         let mut packed = weight.chunks_exact_mut(group_size * BITS as usize / 8);
         let mut columns = [[0.0; LANES]; LARGEST_GROUP];
         let columns = &mut columns[..group_size];
@@ -126,11 +126,12 @@ impl<const BITS: u32> Kernel for Encode<'_, '_, BITS> {
                 write_parameter(float, biases, first + g, bias[g]);
                 let coding =
                     Coding { by: by[g], offset: offset[g], stored_scale: scale[g], stored_bias: bias[g] };
-                sums.add(if mine[g] == 1.0 {
-                    encode_group::<V, BITS, false>(group, coding, packed)
+                if mine[g] == 1.0 {
+                    encode_group::<V, BITS, false>(group, coding, packed, &mut sums.run);
                 } else {
-                    encode_group::<V, BITS, true>(group, coding, packed)
-                });
+                    encode_group::<V, BITS, true>(group, coding, packed, &mut sums.run);
+                }
+                sums.advance(group_size);
             }
         }
         Ok(())
