@@ -104,18 +104,18 @@ pub(super) struct Coding {
     pub(super) stored_bias: f32,
 }
 
-/// Codes one group, packs the codes into `out`, and sums the error of what was stored.
+/// Codes one group, packs the codes into `out`, and adds the error of what was stored to `run`.
 #[inline(always)]
 pub(super) fn encode_group<V: Lanes, const BITS: u32, const DIVIDE: bool>(
     group: &[f32],
     coding: Coding,
     out: &mut [u8],
-) -> Run<V> {
+    run: &mut Run<V>,
+) {
     let (by, offset) = (V::splat(coding.by), V::splat(coding.offset));
     let (scale, bias) = (V::splat(coding.stored_scale), V::splat(coding.stored_bias));
     let mut codes = [0; LARGEST_GROUP];
     let codes = &mut codes[..group.len()];
-    let mut run = Run::empty();
     for (weights, codes) in group.as_chunks::<LANES>().0.iter().zip(codes.as_chunks_mut::<LANES>().0) {
         let weights = V::load(weights);
         let shifted = weights.sub(offset);
@@ -125,5 +125,4 @@ pub(super) fn encode_group<V: Lanes, const BITS: u32, const DIVIDE: bool>(
         run.add(weights, code.mul(scale).add(bias));
     }
     pack::<V, BITS>(codes, out);
-    run
 }

@@ -73,7 +73,7 @@ impl<const BITS: u32> Kernel for Encode<'_, '_, BITS> {
         let float = self.rows.float;
         let group_size = self.group;
         let groups_per_row = self.rows.in_features / group_size;
-        let mut sums = RowSums::<V>::new(self.losses, groups_per_row);
+        let mut sums = RowSums::<V>::new(self.losses, self.rows.in_features);
         let mut packed = weight.chunks_exact_mut(group_size * BITS as usize / 8);
         // Ranges of sixteen groups first, then their parameters at once, then their codes.
         for (s, strip) in self.rows.values.chunks(LANES * group_size).enumerate() {
@@ -98,7 +98,8 @@ impl<const BITS: u32> Kernel for Encode<'_, '_, BITS> {
                     stored_scale: stored_scale[g],
                     stored_bias: stored_bias[g],
                 };
-                sums.add(encode_group::<V, BITS, true>(group, coding, packed));
+                encode_group::<V, BITS, true>(group, coding, packed, &mut sums.run);
+                sums.advance(group_size);
             }
         }
         Ok(())

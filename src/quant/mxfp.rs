@@ -3,7 +3,7 @@
 //! Scale and scaled weights are rounded to the model's float type before they are coded. Differs from MLX:
 //! an mxfp group too small for the least scale is zeros under scale byte 127, where MLX's byte wraps.
 
-use super::loss::{RowSums, Run};
+use super::loss::RowSums;
 use super::{Repairs, RowLoss, Rows};
 use crate::codec::affine::pack;
 use crate::codec::mxfp::{Mxfp, e4m3_values};
@@ -50,7 +50,7 @@ impl Encode<'_, '_> {
     #[inline(always)]
     fn groups<V: Lanes, const GROUP: usize>(self, codec: Mxfp, float: Float) -> Repairs {
         let [weight, scales] = self.planes else { unreachable!("sizes were checked") };
-        let mut sums = RowSums::<V>::new(self.losses, self.rows.in_features / GROUP);
+        let mut sums = RowSums::<V>::new(self.losses, self.rows.in_features);
         let mut repairs = Repairs::default();
         let groups = self.rows.values.as_chunks::<GROUP>().0.iter();
         let stored = weight.chunks_exact_mut(GROUP * codec.bits() / 8).zip(scales.iter_mut());
@@ -69,7 +69,6 @@ impl Encode<'_, '_> {
             let decoded_scale = V::splat(codec.scale(scale.byte));
             let by = V::splat(scale.by);
             let mut codes = [0; GROUP];
-            let mut run = Run::empty();
             for (weights, codes) in vectors.iter().zip(codes.as_chunks_mut::<LANES>().0) {
                 let weights = V::load(weights);
                 let (code, value) = if scale.all_zero {
@@ -83,13 +82,13 @@ impl Encode<'_, '_> {
                     if codec == Mxfp::Mxfp4 { nearest_e2m1(scaled) } else { nearest_e4m3(scaled) }
                 };
                 *codes = code.low_bytes();
-                run.add(weights, value.mul(decoded_scale));
+                sums.run.add(weights, value.mul(decoded_scale));
             }
             match codec {
                 Mxfp::Mxfp4 | Mxfp::Nvfp4 => pack::<V, 4>(&codes, packed),
                 Mxfp::Mxfp8 => packed.copy_from_slice(&codes),
             }
-            sums.add(run);
+            sums.advance(GROUP);
         }
         repairs
     }

@@ -144,16 +144,18 @@ fn the_reported_error_is_that_of_what_the_bytes_decode_to() {
     }
 }
 
+/// Float type, group (repeated), bits; scale, bias, codes.
+type Example = (Float, &'static [f32], u32, f32, f32, &'static [u8]);
+
 #[test]
 fn worked_examples_of_the_affine_encoder() {
-    let cycle = [-0.75, 0.5, 0.25, 0.0, 0.1, -0.3, 0.6, 1.0];
+    const CYCLE: [f32; 8] = [-0.75, 0.5, 0.25, 0.0, 0.1, -0.3, 0.6, 1.0];
     let bits = f32::from_bits;
-    // (float, group repeated, bits, scale, bias, codes)
-    let examples: [(Float, &[f32], u32, f32, f32, &[u8]); 10] = [
-        (Float::F32, &cycle, 4, bits(0xbde3_8e39), 1.0, &[15, 4, 7, 9, 8, 12, 4, 0]),
-        (Float::Bf16, &cycle, 4, bits(0xbde4_0000), 1.0, &[15, 4, 7, 9, 8, 12, 4, 0]),
-        (Float::F32, &cycle, 2, -0.5, 1.0, &[3, 1, 2, 2, 2, 3, 1, 0]),
-        (Float::F32, &cycle, 8, bits(0xbbe0_7038), 1.0, &[255, 73, 110, 146, 131, 190, 58, 0]),
+    let examples: [Example; 10] = [
+        (Float::F32, &CYCLE, 4, bits(0xbde3_8e39), 1.0, &[15, 4, 7, 9, 8, 12, 4, 0]),
+        (Float::Bf16, &CYCLE, 4, bits(0xbde4_0000), 1.0, &[15, 4, 7, 9, 8, 12, 4, 0]),
+        (Float::F32, &CYCLE, 2, -0.5, 1.0, &[3, 1, 2, 2, 2, 3, 1, 0]),
+        (Float::F32, &CYCLE, 8, bits(0xbbe0_7038), 1.0, &[255, 73, 110, 146, 131, 190, 58, 0]),
         (Float::F32, &[-1.0, 1.0], 4, bits(0xbe12_4925), 1.0, &[14, 0]),
         (Float::F32, &[1.0, 2.0, 3.0, 4.0], 4, -0.2, 4.0, &[15, 10, 5, 0]),
         (Float::F32, &[-1.0, -2.0, -3.0, -4.0], 4, 0.2, -4.0, &[15, 10, 5, 0]),
