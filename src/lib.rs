@@ -24,3 +24,5 @@ pub mod artifact;
 pub mod plan;
 pub mod build;
 pub mod check;
+pub mod bench;
+pub mod cli;

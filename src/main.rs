@@ -1,3 +1,5 @@
 //! The `tqc` command.
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    tqc::cli::main()
+}

@@ -1,0 +1,209 @@
+//! How fast weights are encoded, beside how fast memory is copied.
+//!
+//! The source is bf16, larger than any last-level cache, and each thread works on its own part of it, in strips
+//! that stay in its second-level cache: widen, then fit. The copy moves the same source bytes on the same
+//! threads. A rate is the best of several passes, so that a busy machine does not count against the code.
+
+use std::time::Instant;
+
+use serde::Serialize;
+
+use crate::codec::{CodecSpec, codec};
+use crate::isa::Isa;
+use crate::numeric::{narrow, widen};
+use crate::quant::{QUANTIZERS, Quantizer, RowLoss, Rows};
+use crate::tensor::Float;
+use crate::units::Bytes;
+
+/// Weights in a row, as in a model of middling width.
+const IN_FEATURES: usize = 4096;
+
+/// Rows widened and encoded at a time: 64 Ki weights.
+const STRIP_ROWS: usize = 16;
+
+/// What [`encode`] measures.
+#[derive(Debug, Clone, Copy)]
+pub struct EncodeBench {
+    /// Threads that work at once.
+    pub threads: usize,
+    /// Kernels to use.
+    pub isa: Isa,
+    /// Bytes of the bf16 source, over all threads.
+    pub source: Bytes,
+    /// Passes over the source per row of the result.
+    pub passes: usize,
+}
+
+impl EncodeBench {
+    /// A source that no cache holds, and enough passes to find a quiet moment.
+    pub fn new(threads: usize, isa: Isa) -> Self {
+        Self { threads, isa, source: Bytes::mib(256), passes: 3 }
+    }
+}
+
+/// The speed of one encoder.
+#[derive(Debug, Clone, Serialize)]
+pub struct EncodeRate {
+    /// As in a recipe's report: `affine-4g64`.
+    pub codec: String,
+    /// `mlx`, `refit` or `cast`.
+    pub encoder: &'static str,
+    /// Millions of weights per second, over all threads, with the reported error.
+    pub mweights_per_s: f64,
+    /// Weights per second, as a part of the weights that memcpy copies per second.
+    pub of_memcpy: f64,
+}
+
+/// The result of [`encode`].
+#[derive(Debug, Clone, Serialize)]
+pub struct EncodeReport {
+    /// Threads that worked at once.
+    pub threads: usize,
+    /// Kernels used.
+    pub isa: String,
+    /// Bytes of the bf16 source.
+    pub source: Bytes,
+    /// Gigabytes (10^9) of source that memcpy copies per second, over all threads.
+    pub memcpy_gb_per_s: f64,
+    /// One row for every codec and encoder.
+    pub rates: Vec<EncodeRate>,
+}
+
+/// Measures every encoder on every codec it accepts and `wanted` lets through.
+///
+/// Each is measured right after a copy of the same bytes; the copy's rate is the best of all.
+///
+/// # Panics
+/// If the source holds less than a strip per thread, or this processor has no such instruction set.
+pub fn encode(bench: &EncodeBench, wanted: impl Fn(CodecSpec, &dyn Quantizer) -> bool) -> EncodeReport {
+    let strip_bytes = STRIP_ROWS * IN_FEATURES * Float::Bf16.bytes();
+    let part_bytes = bench.source.0 as usize / bench.threads / strip_bytes * strip_bytes;
+    assert!(part_bytes > 0, "at least {strip_bytes} bytes per thread");
+    let mut source = vec![0; part_bytes * bench.threads];
+    fill(&mut source, bench.isa);
+    let parts: Vec<&[u8]> = source.chunks_exact(part_bytes).collect();
+
+    let mut copies: Vec<Vec<u8>> = parts.iter().map(|part| part.to_vec()).collect();
+    let mut copy = || {
+        let work = parts.iter().zip(&mut copies);
+        seconds(work.map(|(part, copy)| move || copy.copy_from_slice(part)).collect())
+    };
+    let mut copy_seconds = f64::INFINITY;
+    let mut timed = Vec::new();
+    for quantizer in QUANTIZERS {
+        for spec in CodecSpec::all() {
+            if !quantizer.accepts(spec) || !wanted(spec, *quantizer) {
+                continue;
+            }
+            let mut workers: Vec<Worker> =
+                parts.iter().map(|part| Worker::new(*quantizer, spec, part, bench.isa)).collect();
+            let mut best = f64::INFINITY;
+            for _ in 0..bench.passes {
+                copy_seconds = copy_seconds.min(copy());
+                best = best.min(seconds(workers.iter_mut().map(|worker| || worker.pass()).collect()));
+            }
+            timed.push((spec, quantizer.id(), best));
+        }
+    }
+
+    let weights = (source.len() / Float::Bf16.bytes()) as f64;
+    let rates = timed.into_iter().map(|(spec, encoder, time)| EncodeRate {
+        codec: spec.to_string(),
+        encoder,
+        mweights_per_s: weights / time / 1e6,
+        of_memcpy: copy_seconds / time,
+    });
+    EncodeReport {
+        threads: bench.threads,
+        isa: bench.isa.to_string(),
+        source: Bytes(source.len() as u64),
+        memcpy_gb_per_s: source.len() as f64 / copy_seconds / 1e9,
+        rates: rates.collect(),
+    }
+}
+
+/// Runs every piece of work on a thread of its own, and says how long the last one took.
+fn seconds(work: Vec<impl FnOnce() + Send>) -> f64 {
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for piece in work {
+            scope.spawn(piece);
+        }
+    });
+    start.elapsed().as_secs_f64()
+}
+
+/// One thread's part of the source, and room for one strip.
+struct Worker<'a> {
+    quantizer: &'static dyn Quantizer,
+    spec: CodecSpec,
+    isa: Isa,
+    source: &'a [u8],
+    values: Vec<f32>,
+    losses: Vec<RowLoss>,
+    planes: Vec<Vec<u8>>,
+}
+
+impl<'a> Worker<'a> {
+    fn new(quantizer: &'static dyn Quantizer, spec: CodecSpec, source: &'a [u8], isa: Isa) -> Self {
+        let rows = source.len() / Float::Bf16.bytes() / IN_FEATURES;
+        let layout = codec(spec)
+            .planes(IN_FEATURES as u64, Float::Bf16)
+            .expect("every group size divides a power of two this large");
+        // The planes of the whole part, as a build would write them.
+        let planes = layout.iter().map(|plane| vec![1; plane.row_bytes() as usize * rows]).collect();
+        let values = vec![0.0; STRIP_ROWS * IN_FEATURES];
+        Self { quantizer, spec, isa, source, values, losses: vec![RowLoss::default(); STRIP_ROWS], planes }
+    }
+
+    fn pass(&mut self) {
+        let strip_bytes = self.values.len() * Float::Bf16.bytes();
+        let strips = self.source.len() / strip_bytes;
+        for (s, strip) in self.source.chunks_exact(strip_bytes).enumerate() {
+            widen(Float::Bf16, strip, &mut self.values, self.isa);
+            let rows = Rows { values: &self.values, in_features: IN_FEATURES, float: Float::Bf16 };
+            let mut slices: Vec<&mut [u8]> = self
+                .planes
+                .iter_mut()
+                .map(|plane| {
+                    let bytes = plane.len() / strips;
+                    &mut plane[s * bytes..][..bytes]
+                })
+                .collect();
+            self.quantizer
+                .fit(self.spec, rows, self.isa, &mut slices, &mut self.losses)
+                .expect("the source is small numbers");
+        }
+        std::hint::black_box(&self.losses);
+    }
+}
+
+/// Fills `source` with bf16 numbers that are nearly Gaussian, of deviation 0.02.
+fn fill(source: &mut [u8], isa: Isa) {
+    let mut state = 1u64;
+    let mut values = [0.0; IN_FEATURES];
+    for row in source.chunks_exact_mut(IN_FEATURES * Float::Bf16.bytes()) {
+        for value in &mut values {
+            // Knuth's linear congruential generator; the sum of four uniform numbers is near enough to Gaussian.
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let sum: i32 = (0..4).map(|i| i32::from((state >> (8 + 14 * i)) as u16 & 0x3fff) - 0x2000).sum();
+            *value = sum as f32 * (0.02 / 9459.0);
+        }
+        narrow(Float::Bf16, &values, row, isa);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_encoder_is_measured_once_on_every_codec_it_accepts() {
+        let mut bench = EncodeBench::new(2, Isa::best());
+        (bench.source, bench.passes) = (Bytes(2 * 2 * (STRIP_ROWS * IN_FEATURES) as u64), 1);
+        let report = encode(&bench, |_, _| true);
+        // 18 affine codecs by two encoders, three mxfp, three float.
+        assert_eq!(report.rates.len(), 2 * 18 + 3 + 3);
+        assert!(report.rates.iter().all(|rate| rate.mweights_per_s > 0.0));
+    }
+}

@@ -1,0 +1,184 @@
+//! `tqc build`.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use clap::Args;
+use serde_json::json;
+
+use super::plan::seconds;
+use super::progress::Bar;
+use super::{CliError, Common, Machine, RecipeArgs, fetch, print};
+use crate::build::{Built, Options, Unfinished, build, staging_path};
+use crate::failure::{Exit, Outcome};
+use crate::plan::{Plan, plan};
+use crate::recipe::{Lock, differences_text};
+use crate::units::Bytes;
+
+/// Build the artifact that a recipe describes.
+#[derive(Debug, Args)]
+pub struct BuildArgs {
+    #[command(flatten)]
+    recipe: RecipeArgs,
+    /// Folder of the artifact [default: the recipe's `output.directory`, else artifacts/NAME].
+    #[arg(short, long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    #[command(flatten)]
+    machine: Machine,
+    /// Go on from an unfinished build of the same plan.
+    #[arg(long, conflicts_with = "restart")]
+    resume: bool,
+    /// Throw an unfinished build away.
+    #[arg(long)]
+    restart: bool,
+    /// Make an error of every note: casts, repairs, missing and unread files, absent parts.
+    #[arg(long)]
+    strict: bool,
+    /// Compare recipe, source, tokenizer, program and artifact with the recipe's lock; exit 1 if any differs.
+    #[arg(long, conflicts_with = "write_lock")]
+    locked: bool,
+    /// Write the lock beside the recipe.
+    #[arg(long)]
+    write_lock: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl BuildArgs {
+    pub fn run(self) -> Outcome<Exit> {
+        let lock_path = self.recipe.recipe.with_extension("lock");
+        let lock = match self.locked {
+            true if !lock_path.exists() => return Err(CliError::NoLock { path: lock_path }.into()),
+            true => Some(Lock::read(&lock_path)?),
+            false => None,
+        };
+        let stop = stop_flag()?;
+        let (recipe, source) = fetch::recipe_and_source(&self.recipe)?;
+        let plan = plan(recipe, source, self.machine.limits())?;
+        let target = self.output.clone().unwrap_or_else(|| plan.default_output());
+        if let Some(lock) = &lock {
+            // What the plan knows already differs: say so before the work, not after.
+            let found = Lock {
+                tool: tool_words(&plan),
+                tool_digest: plan.tool.source_sha256,
+                recipe: plan.recipe.digest(),
+                ..lock.clone()
+            };
+            if let Some(exit) = self.report_lock(lock, &found, &lock_path)? {
+                return Ok(exit);
+            }
+        }
+        for note in &plan.notes {
+            eprintln!("note: `{}` {}", note.subject, note.detail);
+        }
+        let unfinished = match (self.resume, self.restart) {
+            (true, _) => Unfinished::Resume,
+            (_, true) => Unfinished::Discard,
+            _ => Unfinished::Refuse,
+        };
+        if self.resume && !staging_path(&target)?.exists() {
+            eprintln!("note: there is no unfinished build of `{}`; starting one", target.display());
+        }
+        let bar = Bar::default();
+        let options =
+            Options { target: &target, unfinished, strict: self.strict, stop: &stop, progress: &bar };
+        let built = build(&plan, &options)?;
+        let known = plan.notes.len();
+        for note in built.notes.iter().filter(|note| !plan.notes.contains(note)) {
+            eprintln!("warning: `{}` {}", note.subject, note.detail);
+        }
+        debug_assert!(built.notes.len() >= known);
+        self.report(&plan, &built)?;
+        let found = Lock {
+            tool: tool_words(&plan),
+            tool_digest: plan.tool.source_sha256,
+            recipe: plan.recipe.digest(),
+            source: built.source_sha256,
+            tokenizer: built.tokenizer_sha256,
+            artifact: built.digest,
+        };
+        if self.write_lock {
+            write_whole(&lock_path, &found.text())?;
+            eprintln!("wrote {}", lock_path.display());
+        }
+        match &lock {
+            Some(lock) => Ok(self.report_lock(lock, &found, &lock_path)?.unwrap_or(Exit::Done)),
+            None => Ok(Exit::Done),
+        }
+    }
+
+    fn report(&self, plan: &Plan, built: &Built) -> Outcome<()> {
+        let sizes = &plan.sizes;
+        if self.common.json {
+            print::json(&json!({
+                "path": built.path, "digest": built.digest, "sizes": sizes, "notes": built.notes,
+                "modules": plan.modules.len(), "resumed_modules": built.resumed_modules,
+                "elapsed_s": built.elapsed_s, "threads": plan.threads, "isa": plan.isa.to_string(),
+                "peak_resident_bytes": built.peak.resident, "peak_anonymous_bytes": built.peak.anonymous,
+                "recipe_sha256": plan.recipe.digest(), "source_sha256": built.source_sha256,
+                "tokenizer_sha256": built.tokenizer_sha256,
+            }))?;
+            return Ok(());
+        }
+        let resumed = match built.resumed_modules {
+            0 => String::new(),
+            n => format!(", {n} modules resumed"),
+        };
+        eprintln!(
+            "built in {} with {} threads ({}), peak memory {} ({} anonymous){resumed}",
+            seconds(built.elapsed_s),
+            plan.threads,
+            plan.isa,
+            built.peak.resident,
+            built.peak.anonymous
+        );
+        print::text(&format!(
+            "artifact         {}\nsize             {} ({} bytes of weight files)\nbits per weight  {:.4} ({:.4} over quantized modules)\ndigest           {}\n",
+            built.path.display(),
+            Bytes(sizes.weight_file_bytes),
+            sizes.weight_file_bytes,
+            sizes.bits_per_weight,
+            sizes.quantized_bits_per_weight,
+            built.digest
+        ))?;
+        Ok(())
+    }
+
+    /// `Some(No)` after a readable difference, if there is one.
+    fn report_lock(&self, lock: &Lock, found: &Lock, path: &Path) -> Outcome<Option<Exit>> {
+        let differences = lock.differences(found);
+        if differences.is_empty() {
+            return Ok(None);
+        }
+        eprintln!("`{}` does not hold:", path.display());
+        eprint!("{}", differences_text(&differences));
+        Ok(Some(Exit::No))
+    }
+}
+
+fn tool_words(plan: &Plan) -> String {
+    format!("{} {}", plan.tool.name, plan.tool.version)
+}
+
+/// A flag that Ctrl-C and SIGTERM raise; a second signal ends the process at once.
+pub fn stop_flag() -> Result<Arc<AtomicBool>, CliError> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let raised = Arc::clone(&stop);
+    ctrlc::set_handler(move || {
+        if raised.swap(true, Ordering::Relaxed) {
+            std::process::exit(Exit::Interrupted as i32);
+        }
+        eprintln!("\nstopping after the panels under way; once more to stop at once");
+    })
+    .map_err(|error| CliError::Signals(error.to_string()))?;
+    Ok(stop)
+}
+
+/// Beside, then over: the file appears whole or not at all.
+fn write_whole(path: &Path, text: &str) -> Result<(), CliError> {
+    let failed = |error| CliError::Write { path: path.to_owned(), error };
+    let beside = path.with_extension("lock.new");
+    std::fs::write(&beside, text).map_err(failed)?;
+    std::fs::rename(&beside, path).map_err(failed)
+}

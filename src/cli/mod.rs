@@ -1,0 +1,218 @@
+//! The command line: parses, runs, prints.
+//!
+//! stdout is data (text tables, or one JSON object with `--json`); everything for people goes to stderr.
+
+mod build;
+mod check;
+mod doctor;
+mod fetch;
+mod plan;
+mod print;
+mod progress;
+pub mod reference;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::bench::{EncodeBench, EncodeReport, encode};
+use crate::failure::{Exit, Failure, Outcome};
+use crate::isa::Isa;
+use crate::plan::Limits;
+use crate::units::Bytes;
+
+/// Builds quantized language models from recipes, reproducibly, and checks what was built.
+#[derive(Debug, Parser)]
+#[command(name = "tqc", version, arg_required_else_help = true, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Plan(plan::PlanArgs),
+    Build(build::BuildArgs),
+    Inspect(check::InspectArgs),
+    Verify(check::VerifyArgs),
+    Diff(check::DiffArgs),
+    Doctor(doctor::DoctorArgs),
+    Bench(BenchArgs),
+}
+
+/// Options that every command has.
+#[derive(Debug, Args)]
+struct Common {
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What of the machine a command may use.
+#[derive(Debug, Args)]
+struct Machine {
+    /// Working memory of all threads together, such as 4GiB [default: 4 x the largest tensor].
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<Bytes>,
+    /// Threads [default: all the machine has]. The result does not depend on it.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Instruction set of the kernels: scalar, avx2, avx512 or neon [default: the best here]. The result
+    /// does not depend on it.
+    #[arg(long, value_name = "NAME")]
+    isa: Option<Isa>,
+}
+
+impl Machine {
+    fn limits(&self) -> Limits {
+        let all = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Limits {
+            memory: self.memory,
+            threads: self.threads.map_or(all, usize::from),
+            isa: self.isa.unwrap_or_else(Isa::best),
+        }
+    }
+}
+
+/// A recipe and where its weights come from.
+#[derive(Debug, Args)]
+struct RecipeArgs {
+    /// The recipe, a TOML file.
+    recipe: PathBuf,
+    /// Folder of the checkpoint, instead of the recipe's own source.
+    #[arg(long, value_name = "DIR")]
+    source: Option<PathBuf>,
+}
+
+/// Measure parts of the program against the machine.
+#[derive(Debug, Args)]
+struct BenchArgs {
+    #[command(subcommand)]
+    what: Bench,
+}
+
+#[derive(Debug, Subcommand)]
+enum Bench {
+    Encode(EncodeArgs),
+}
+
+/// Weights encoded per second, for every codec and encoder, beside a copy of the same bytes.
+#[derive(Debug, Args)]
+struct EncodeArgs {
+    /// Only codecs whose names contain this, such as `affine-4` or `mxfp`.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    codec: String,
+    /// Threads [default: all the machine has].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Instruction set of the kernels: scalar, avx2, avx512 or neon [default: the best here].
+    #[arg(long, value_name = "NAME")]
+    isa: Option<Isa>,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Runs the command line and returns how it ended.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // `--help` and `--version` are answers; all else is a wrong request.
+            let exit = if error.use_stderr() { Exit::Request } else { Exit::Done };
+            let _ = error.print();
+            return code(exit);
+        }
+    };
+    match cli.run() {
+        Ok(exit) => code(exit),
+        Err(failure) => {
+            print::failure(&*failure);
+            code(failure.exit())
+        }
+    }
+}
+
+fn code(exit: Exit) -> ExitCode {
+    ExitCode::from(exit as u8)
+}
+
+impl Cli {
+    fn run(self) -> Outcome<Exit> {
+        match self.command {
+            Command::Plan(args) => args.run(),
+            Command::Build(args) => args.run(),
+            Command::Inspect(args) => args.run(),
+            Command::Verify(args) => args.run(),
+            Command::Diff(args) => args.run(),
+            Command::Doctor(args) => args.run(),
+            Command::Bench(BenchArgs { what: Bench::Encode(args) }) => args.run(),
+        }
+    }
+}
+
+impl EncodeArgs {
+    fn run(self) -> Outcome<Exit> {
+        let machine = Machine { memory: None, threads: self.threads, isa: self.isa };
+        let limits = machine.limits();
+        let bench = EncodeBench::new(limits.threads, limits.isa);
+        let report = encode(&bench, |codec, _| codec.to_string().contains(&self.codec));
+        if self.common.json {
+            print::json(&report)?;
+        } else {
+            print::text(&report_text(&report))?;
+        }
+        Ok(Exit::Done)
+    }
+}
+
+fn report_text(report: &EncodeReport) -> String {
+    let mut table =
+        print::Table::new(&[("codec", false), ("encoder", false), ("Mweights/s", true), ("of memcpy", true)]);
+    for rate in &report.rates {
+        table.row([
+            rate.codec.clone(),
+            rate.encoder.to_owned(),
+            format!("{:.0}", rate.mweights_per_s),
+            format!("{:.0} %", 100.0 * rate.of_memcpy),
+        ]);
+    }
+    format!(
+        "{} of bf16 source, {} threads, {} kernels; memcpy of the same bytes: {:.2} GB/s\n\n{}",
+        report.source,
+        report.threads,
+        report.isa,
+        report.memcpy_gb_per_s,
+        table.render()
+    )
+}
+
+/// Why the command line could not do its own part.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+enum CliError {
+    #[error("stdout cannot be written: {0}")]
+    Stdout(std::io::Error),
+    #[error("`{path}` cannot be written: {error}")]
+    Write { path: PathBuf, error: std::io::Error },
+    #[error("signals cannot be handled: {0}")]
+    Signals(String),
+    #[error("`{path}` does not exist, so there is nothing to compare the build with")]
+    NoLock { path: PathBuf },
+}
+
+impl Failure for CliError {
+    fn exit(&self) -> Exit {
+        match self {
+            CliError::NoLock { .. } => Exit::Request,
+            _ => Exit::Machine,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            CliError::NoLock { .. } => Some("write it with `tqc build RECIPE --write-lock`".to_owned()),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! `tqc plan`.
+
+use std::fmt::Write as _;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::print::{self, Table};
+use super::{Common, Machine, RecipeArgs, fetch};
+use crate::arch::Fate;
+use crate::failure::{Exit, Outcome};
+use crate::plan::{Estimate, Plan, estimate, plan};
+use crate::units::Bytes;
+
+/// Show what a build would do, from headers alone: codecs, sizes, memory, time, and every refusal.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    recipe: RecipeArgs,
+    #[command(flatten)]
+    machine: Machine,
+    /// Make an error of every note: casts, repairs, missing and unread files, absent parts.
+    #[arg(long)]
+    strict: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl PlanArgs {
+    pub fn run(self) -> Outcome<Exit> {
+        let (recipe, source) = fetch::recipe_and_source(&self.recipe)?;
+        let plan = plan(recipe, source, self.machine.limits())?;
+        let estimate = estimate(&plan);
+        if self.common.json {
+            print::json(&as_json(&plan, &estimate))?;
+        } else {
+            print::text(&as_text(&plan, &estimate))?;
+        }
+        if self.strict {
+            plan.check_strict()?;
+        }
+        Ok(Exit::Done)
+    }
+}
+
+fn as_json(plan: &Plan, estimate: &Estimate) -> Value {
+    let tensors = plan.checkpoint.tensors();
+    let modules: Vec<Value> = plan
+        .modules
+        .iter()
+        .map(|module| {
+            json!({
+                "module": module.output.rule_path(), "source": tensors[module.tensor].name,
+                "role": module.output.role, "shape": module.output.shape, "stored_as": module.work.stored,
+                "codec": module.assignment.codec.to_string(), "encoder": module.assignment.encoder,
+                "fate": module.fate(), "reason": module.assignment.reason, "weights": module.weights(),
+                "bytes": module.bytes(), "folder": module.output.folder,
+                "tensors": module.stored.iter().map(|plane| &plane.name).collect::<Vec<_>>(),
+            })
+        })
+        .collect();
+    let dropped: Vec<Value> = tensors
+        .iter()
+        .zip(&plan.fates)
+        .filter_map(|(entry, fate)| match fate {
+            Fate::Dropped(reason) => Some(json!({ "tensor": entry.name, "reason": reason })),
+            Fate::Outputs(_) => None,
+        })
+        .collect();
+    let files: Vec<Value> = plan
+        .files
+        .iter()
+        .map(|file| json!({ "name": file.name, "bytes": file.len, "tensors": file.order.len() }))
+        .collect();
+    json!({
+        "recipe": plan.recipe.name, "model_type": plan.model.model_type, "layout": plan.model.layout,
+        "plan_sha256": plan.digest, "modules": modules, "dropped": dropped, "files": files,
+        "notes": plan.notes, "sizes": plan.sizes, "threads": plan.threads, "isa": plan.isa.to_string(),
+        "peak_memory_bytes": plan.peak_memory, "disk_bytes": plan.disk(), "estimate": estimate,
+        "output": plan.default_output(),
+    })
+}
+
+fn as_text(plan: &Plan, estimate: &Estimate) -> String {
+    let mut table = Table::new(&[
+        ("module", false),
+        ("shape", false),
+        ("codec", false),
+        ("encoder", false),
+        ("bytes", true),
+        ("reason", false),
+    ]);
+    for module in &plan.modules {
+        table.row([
+            module.output.rule_path(),
+            module.output.shape.to_string(),
+            module.assignment.codec.to_string(),
+            module.assignment.encoder.to_owned(),
+            module.bytes().to_string(),
+            module.assignment.reason.clone(),
+        ]);
+    }
+    let mut text = table.render();
+    for (entry, fate) in plan.checkpoint.tensors().iter().zip(&plan.fates) {
+        if let Fate::Dropped(reason) = fate {
+            let _ = writeln!(text, "dropped: {} ({reason})", entry.name);
+        }
+    }
+    text.push('\n');
+    for note in &plan.notes {
+        let _ = writeln!(text, "note: `{}` {}", note.subject, note.detail);
+    }
+    let sizes = &plan.sizes;
+    let _ = writeln!(
+        text,
+        "recipe            {} ({}, {} layout)",
+        plan.recipe.name, plan.model.model_type, plan.model.layout
+    );
+    let _ = writeln!(text, "modules           {} of {} source tensors", plan.modules.len(), plan.fates.len());
+    let _ =
+        writeln!(text, "weights           {}, of which {} quantized", sizes.weights, sizes.quantized_weights);
+    let _ = writeln!(text, "source            {} of payload", Bytes(sizes.source_bytes));
+    let _ = writeln!(
+        text,
+        "weight files      {} bytes ({}) in {}",
+        sizes.weight_file_bytes,
+        Bytes(sizes.weight_file_bytes),
+        plan.files.iter().map(|file| file.name.as_str()).collect::<Vec<_>>().join(", ")
+    );
+    let _ = writeln!(
+        text,
+        "bits per weight   {:.4} over all stored bytes, {:.4} over quantized modules",
+        sizes.bits_per_weight, sizes.quantized_bits_per_weight
+    );
+    let _ =
+        writeln!(text, "peak memory       {} with {} threads ({})", plan.peak_memory, plan.threads, plan.isa);
+    let _ = writeln!(text, "disk              {}", plan.disk());
+    let _ = writeln!(text, "time              about {} if storage keeps up", seconds(estimate.total_s));
+    let _ = writeln!(text, "output            {}", plan.default_output().display());
+    text
+}
+
+/// `0.4 s`, `1 min 20 s`.
+pub fn seconds(seconds: f64) -> String {
+    if seconds < 60.0 {
+        format!("{seconds:.1} s")
+    } else {
+        format!("{} min {:02.0} s", (seconds / 60.0).floor(), seconds % 60.0)
+    }
+}
