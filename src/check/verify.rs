@@ -372,6 +372,7 @@ fn check_rebuild(
     let hub = record.source.hub.clone().zip(record.source.revision.clone());
     let hub = hub.map(|(repo, revision)| HubId { repo, revision });
     let plan = plan(recipe, SourceFolder { dir: source.to_owned(), hub }, limits)?;
+    check_outputs(record, &plan, verdict);
     let mut digests: BTreeMap<&str, Digest> = BTreeMap::new();
     for output in &record.outputs {
         digests.insert(&output.name, output.sha256);
@@ -398,13 +399,49 @@ fn check_rebuild(
                     &plane.name,
                     format!("encodes to SHA-256 {digest}, but the record says {needed}"),
                 ),
-                None => {
-                    verdict.problem(&plane.name, "follows from recipe and source, but is not in the record")
-                }
+                // Reported with the other facts.
+                None => {}
             }
         }
     }
     Ok(())
+}
+
+/// What the record says of each stored tensor, beyond its bytes and its error, against what the plan gives.
+fn check_outputs(record: &Provenance, plan: &Plan, verdict: &mut Verdict) {
+    let mut needed: BTreeMap<(&str, &str), (&Module, usize)> = BTreeMap::new();
+    for module in &plan.modules {
+        for (index, (plane, place)) in module.stored.iter().zip(&module.places).enumerate() {
+            needed.insert((&plan.files[place.file].name, &plane.name), (module, index));
+        }
+    }
+    for output in &record.outputs {
+        let Some((module, index)) = needed.remove(&(output.file.as_str(), output.name.as_str())) else {
+            verdict.problem(&output.name, "is in the record, but does not follow from recipe and source");
+            continue;
+        };
+        let plane = &module.stored[index];
+        let source = &plan.checkpoint.tensors()[module.tensor].name;
+        let steps = module.output.transforms.iter().map(|step| step.id());
+        let facts = [
+            ("dtype", output.dtype == plane.dtype),
+            ("shape", output.shape == plane.shape),
+            ("module", output.module == module.output.module),
+            ("sources", output.sources == [source.as_str()]),
+            ("transforms", output.transforms.iter().map(String::as_str).eq(steps)),
+            ("codec", output.codec == module.assignment.codec.to_string()),
+            ("encoder", output.encoder == module.assignment.encoder),
+        ];
+        for (fact, _) in facts.into_iter().filter(|(_, same)| !same) {
+            verdict.problem(
+                &output.name,
+                format!("has another `{fact}` in the record than recipe and source give"),
+            );
+        }
+    }
+    for (_, name) in needed.into_keys() {
+        verdict.problem(name, "follows from recipe and source, but is not in the record");
+    }
 }
 
 /// Which modules to encode again: those whose name, hashed with the artifact's digest, comes first. So the
