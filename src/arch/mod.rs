@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 pub use config::{ArchError, Config};
 
+use crate::checkpoint::REPORTED;
 use crate::failure::Problems;
 use crate::tensor::{Dtype, Float, Shape, TensorName};
 use crate::transform::{RowSelect, Transform};
@@ -229,7 +230,8 @@ impl Model {
     /// The result has one fate for each tensor in `found`, in the same order.
     ///
     /// # Errors
-    /// Every tensor that is missing, has another shape or dtype than the config calls for, or is unknown.
+    /// Tensors that are missing, have another shape or dtype than the config calls for, or are unknown:
+    /// the first [`REPORTED`] of them, and how many more there are.
     pub fn bind(
         &self,
         found: &[Found<'_>],
@@ -276,6 +278,12 @@ impl Model {
                 shape: slot.shape.clone(),
                 model_type: self.model_type.clone(),
             });
+        }
+        // A config of another size than the weights is wrong in every tensor alike.
+        if problems.len() > REPORTED {
+            let count = problems.len() - REPORTED;
+            problems.truncate(REPORTED);
+            problems.push(ArchError::More { count });
         }
         Problems::none_or(problems, fates)
     }

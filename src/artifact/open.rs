@@ -1,9 +1,11 @@
 //! An artifact on disk.
 
+use std::collections::BTreeSet;
+use std::io;
 use std::path::{Path, PathBuf};
 
-use super::PROVENANCE;
 use super::provenance::{Provenance, VERSION};
+use super::{MACHINE, PROVENANCE};
 use crate::digest::Digest;
 use crate::failure::{Exit, Failure};
 
@@ -75,4 +77,31 @@ impl Artifact {
         let provenance = serde_json::from_value(value).map_err(|e| bad(e.to_string()))?;
         Ok(Self { dir: dir.to_owned(), provenance, digest: Digest::of(&bytes) })
     }
+
+    /// Whether the record knows a file of this path; itself and the machine's facts it knows by name.
+    pub fn knows(&self, file: &str) -> bool {
+        file == PROVENANCE || file == MACHINE || self.provenance.files.contains_key(file)
+    }
+}
+
+/// Every file below `dir`, as a path with `/`. Links are files: what they point to is not walked.
+///
+/// # Errors
+/// If a folder cannot be read.
+pub fn files_below(dir: &Path) -> io::Result<BTreeSet<String>> {
+    fn walk(dir: &Path, prefix: &str, found: &mut BTreeSet<String>) -> io::Result<()> {
+        for entry in std::fs::read_dir(dir)? {
+            let entry = entry?;
+            let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
+            if entry.file_type()?.is_dir() {
+                walk(&entry.path(), &format!("{name}/"), found)?;
+            } else {
+                found.insert(name);
+            }
+        }
+        Ok(())
+    }
+    let mut found = BTreeSet::new();
+    walk(dir, "", &mut found)?;
+    Ok(found)
 }

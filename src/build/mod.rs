@@ -80,7 +80,8 @@ pub struct Built {
     pub elapsed_s: f64,
     /// What the process held at most.
     pub peak: PeakMemory,
-    /// What is pinned by a lock: recipe, source and tokenizer digests.
+    /// Digest of all that was read from the source but the tokenizer, as [`digest_of_files`] takes it:
+    /// `config.json`, other copied files, and `tensors` for [`SourceRecord::sha256`].
     pub source_sha256: Digest,
     /// Digest of the tokenizer's files, if there are any.
     pub tokenizer_sha256: Option<Digest>,
@@ -102,6 +103,10 @@ pub enum BuildError {
     Io { what: &'static str, path: PathBuf, source: io::Error },
     #[error("`{path}` exists and is not an artifact of tqc")]
     NotOurs { path: PathBuf },
+    #[error("`{path}` is an artifact, but it also holds `{file}`, which would be lost")]
+    HoldsMore { path: PathBuf, file: String },
+    #[error("`{path}` is the source, which the artifact would replace")]
+    IsSource { path: PathBuf },
     #[error("`{path}` does not name a folder")]
     NoName { path: PathBuf },
     #[error("another build is writing `{path}`")]
@@ -158,6 +163,10 @@ impl Failure for BuildError {
                 "check that the folder exists and may be written, or write elsewhere with `-o`".to_owned()
             }
             BuildError::NotOurs { .. } => "choose another folder with `-o`, or move this one away".to_owned(),
+            BuildError::HoldsMore { .. } => {
+                "move the file away, or choose another folder with `-o`".to_owned()
+            }
+            BuildError::IsSource { .. } => "choose another folder with `-o`".to_owned(),
             BuildError::NoName { .. } => "name the artifact's folder with `-o`".to_owned(),
             BuildError::InUse { .. } => "wait for it to end, or write elsewhere with `-o`".to_owned(),
             BuildError::Unfinished { .. } => {
@@ -181,6 +190,10 @@ pub fn build(plan: &Plan, options: &Options<'_>) -> Outcome<Built> {
     let start = Instant::now();
     if options.strict {
         plan.check_strict()?;
+    }
+    let same = |a: &Path, b: &Path| matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b);
+    if same(options.target, &plan.source.dir) {
+        return Err(BuildError::IsSource { path: options.target.to_owned() }.into());
     }
     let key = JournalKey { plan: plan.digest, source: source_stats(plan) };
     let unmade = first_unmade(options.target);
@@ -312,7 +325,7 @@ fn finish(
         resumed_modules: results.resumed_modules,
         elapsed_s: start.elapsed().as_secs_f64(),
         peak: results.peak,
-        source_sha256: provenance.source.sha256,
+        source_sha256: pinned_source(plan, &provenance),
         tokenizer_sha256: provenance.tokenizer_sha256,
     };
     let machine = serde_json::json!({
@@ -327,6 +340,13 @@ fn finish(
     });
     write(&artifact.join(MACHINE), &pretty_json(&machine))?;
     Ok(built)
+}
+
+fn pinned_source(plan: &Plan, provenance: &Provenance) -> Digest {
+    let copied = plan.copied.iter().filter(|file| !file.tokenizer);
+    let copied = copied.map(|file| (file.name.as_str(), file.sha256));
+    let read = [("config.json", plan.config.digest()), ("tensors", provenance.source.sha256)];
+    digest_of_files(read.into_iter().chain(copied))
 }
 
 fn repair_words(kind: crate::quant::Repair) -> &'static str {

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::{Deserialize, Serialize};
 
 use super::BuildError;
+use crate::artifact::open::{Artifact, files_below};
 use crate::digest::Digest;
 use crate::quant::{Repairs, RowLoss};
 
@@ -122,16 +123,14 @@ impl Staging {
     ///
     /// # Errors
     /// [`BuildError::InUse`], [`BuildError::Unfinished`], [`BuildError::OtherPlan`],
-    /// [`BuildError::NotOurs`] if `target` exists and is not an artifact, [`BuildError::Io`].
+    /// [`BuildError::NotOurs`] or [`BuildError::HoldsMore`] if replacing `target` would lose what is not
+    /// ours, [`BuildError::Io`].
     pub fn take(
         target: &Path,
         key: &JournalKey,
         unfinished: Unfinished,
     ) -> Result<(Self, Vec<Entry>), BuildError> {
-        let occupied = target.symlink_metadata().is_ok() && !is_replaceable(target);
-        if occupied {
-            return Err(BuildError::NotOurs { path: target.to_owned() });
-        }
+        check_replaceable(target)?;
         let root = staging_path(target)?;
         std::fs::create_dir_all(&root).map_err(|e| BuildError::io("create", &root, e))?;
         let lock_path = root.join("lock");
@@ -239,13 +238,22 @@ pub fn staging_path(target: &Path) -> Result<PathBuf, BuildError> {
     Ok(target.with_file_name(hidden))
 }
 
-/// An empty folder, or an artifact of ours.
-fn is_replaceable(target: &Path) -> bool {
-    if !target.symlink_metadata().is_ok_and(|meta| meta.is_dir()) {
-        return false;
+/// Refuses to replace anything but an empty folder, or an artifact of ours and nothing beside it.
+fn check_replaceable(target: &Path) -> Result<(), BuildError> {
+    let not_ours = || BuildError::NotOurs { path: target.to_owned() };
+    let Ok(meta) = target.symlink_metadata() else { return Ok(()) };
+    if !meta.is_dir() {
+        return Err(not_ours());
     }
-    target.join("provenance.json").is_file()
-        || std::fs::read_dir(target).is_ok_and(|mut entries| entries.next().is_none())
+    let files = files_below(target).map_err(|e| BuildError::io("list", target, e))?;
+    if files.is_empty() {
+        return Ok(());
+    }
+    let artifact = Artifact::open(target).map_err(|_| not_ours())?;
+    match files.into_iter().find(|file| !artifact.knows(file)) {
+        Some(file) => Err(BuildError::HoldsMore { path: target.to_owned(), file }),
+        None => Ok(()),
+    }
 }
 
 /// The lines that parse, up to the first that does not: a kill can only tear the last.
@@ -373,17 +381,40 @@ mod tests {
         assert!(finished.is_empty());
     }
 
+    /// A whole record of nothing, in a recipe of this name.
+    fn record(name: &str) -> String {
+        let zero = Digest::of(b"");
+        serde_json::json!({
+            "version": 1, "tool": { "name": "tqc", "version": "0", "source_sha256": zero },
+            "recipe": { "name": name, "sha256": zero, "seed": 0, "files": [] }, "plan_sha256": zero,
+            "stages": [], "allocator": "rules", "outputs": [], "files": {}, "tokenizer_sha256": null,
+            "source": {
+                "model_type": "llama", "layout": "MLX", "hub": null, "revision": null, "sha256": zero,
+                "config_sha256": zero, "files": [], "tensors": [],
+            },
+            "sizes": {
+                "weights": 0, "quantized_weights": 0, "quantized_bytes": 0, "source_bytes": 0,
+                "weight_file_bytes": 0, "bits_per_weight": 0.0, "quantized_bits_per_weight": 0.0,
+            },
+            "notes": [],
+        })
+        .to_string()
+    }
+
     #[test]
     fn publishing_replaces_an_artifact_of_ours_but_no_other_folder() {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("out");
         for text in ["first", "second"] {
             let (staging, _) = Staging::take(&target, &key(b"a"), Unfinished::Refuse).unwrap();
-            std::fs::write(staging.artifact().join("provenance.json"), text).unwrap();
+            std::fs::write(staging.artifact().join("provenance.json"), record(text)).unwrap();
             staging.publish().unwrap();
-            assert_eq!(std::fs::read_to_string(target.join("provenance.json")).unwrap(), text);
+            assert_eq!(std::fs::read_to_string(target.join("provenance.json")).unwrap(), record(text));
             assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left behind");
         }
+        std::fs::write(target.join("evaluation.txt"), "words").unwrap();
+        let refused = Staging::take(&target, &key(b"a"), Unfinished::Refuse);
+        assert!(matches!(refused, Err(BuildError::HoldsMore { file, .. }) if file == "evaluation.txt"));
         let precious = dir.path().join("thesis");
         std::fs::create_dir(&precious).unwrap();
         std::fs::write(precious.join("chapter-1.txt"), "words").unwrap();

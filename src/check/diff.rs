@@ -5,13 +5,17 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::{file_digest, files_below};
+use super::file_digest;
+use crate::artifact::open::files_below;
 use crate::artifact::{MACHINE, PROVENANCE};
 use crate::checkpoint::{Checkpoint, Links, TensorEntry};
 use crate::digest::Digest;
 use crate::failure::Outcome;
 
 use super::verify::VerifyError;
+
+/// Files that are compared key by key.
+const CONFIGS: [&str; 2] = ["config.json", "mtp/config.json"];
 
 /// What differs.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -75,7 +79,7 @@ pub fn diff(left: &Path, right: &Path) -> Outcome<Difference> {
     if left.join("mtp").is_dir() || right.join("mtp").is_dir() {
         tensors(&left.join("mtp"), &right.join("mtp"), "mtp/", &mut found)?;
     }
-    for name in ["config.json", "mtp/config.json", PROVENANCE] {
+    for name in CONFIGS.into_iter().chain([PROVENANCE]) {
         let (a, b) = (json(&left.join(name)), json(&right.join(name)));
         if a != b {
             keys(name, "", a.as_ref(), b.as_ref(), &mut found.metadata);
@@ -183,11 +187,13 @@ fn files(left: &Path, right: &Path, found: &mut Difference) -> Outcome<()> {
     let skip = |name: &str| {
         // Compared by content above, or never part of what an artifact is.
         name.ends_with(".safetensors")
-            || name.ends_with("config.json") && json(&left.join(name)).is_some()
+            || CONFIGS.contains(&name)
+                && json(&left.join(name)).is_some()
+                && json(&right.join(name)).is_some()
             || [PROVENANCE, MACHINE].contains(&name)
     };
-    for name in a.keys().chain(b.keys()).collect::<BTreeSet<_>>() {
-        if skip(name) && a.contains_key(name) && b.contains_key(name) {
+    for name in a.iter().chain(&b).collect::<BTreeSet<_>>() {
+        if skip(name) && a.contains(name) && b.contains(name) {
             continue;
         }
         let digest = |dir: &Path, there: bool| -> Result<Option<Digest>, VerifyError> {
@@ -196,7 +202,7 @@ fn files(left: &Path, right: &Path, found: &mut Difference) -> Outcome<()> {
                 .then(|| file_digest(&path).map_err(|error| VerifyError::Unreadable { path, error }))
                 .transpose()
         };
-        let (x, y) = (digest(left, a.contains_key(name))?, digest(right, b.contains_key(name))?);
+        let (x, y) = (digest(left, a.contains(name))?, digest(right, b.contains(name))?);
         if x != y && name != MACHINE {
             found.files.push(FileDifference { name: name.clone(), left: x, right: y });
         }

@@ -1,23 +1,23 @@
 //! Does an artifact hold what its record says, and does the record say what the source and the recipe give?
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
 use serde::Serialize;
 
-use super::{file_digest, files_below};
-use crate::artifact::open::Artifact;
+use super::file_digest;
+use crate::artifact::PROVENANCE;
+use crate::artifact::open::{Artifact, files_below};
 use crate::artifact::provenance::{Provenance, source_digest};
-use crate::artifact::{MACHINE, PROVENANCE};
 use crate::build::encode::{Scratch, encode_panel, release_panel};
 use crate::build::schedule::{Ended, Schedule};
-use crate::checkpoint::{Checkpoint, Links};
-use crate::digest::{Digest, Hasher};
+use crate::checkpoint::{Checkpoint, Links, is_plain};
+use crate::digest::{Digest, Hasher, canonical_json};
 use crate::failure::{Exit, Failure, Outcome};
 use crate::plan::{HubId, Limits, Module, Plan, SourceFolder, plan};
-use crate::recipe::{Recipe, RecipeFile};
+use crate::recipe::{Recipe, RecipeFile, digest_of_texts};
 use crate::stage::pipeline;
 use crate::tool::Tool;
 
@@ -107,9 +107,10 @@ pub fn verify(
     }
     let artifact = Artifact::open(dir)?;
     let mut verdict = Verdict::default();
-    check_files(&artifact, limits, stop, &mut verdict)?;
-    check_tensors(&artifact, limits, stop, &mut verdict)?;
+    let found = check_files(&artifact, limits, stop, &mut verdict)?;
+    check_tensors(&artifact, &found, limits, stop, &mut verdict)?;
     check_accounts(&artifact.provenance, &mut verdict);
+    check_record(&artifact, &mut verdict);
     if let Some(source) = source {
         check_source(&artifact.provenance, source, limits, stop, &mut verdict)?;
         if rebuild != Rebuild::No {
@@ -156,13 +157,19 @@ where
     Ok(done.map(|r| r.expect("every job has run")).collect())
 }
 
-fn check_files(artifact: &Artifact, limits: Limits, stop: &AtomicBool, verdict: &mut Verdict) -> Outcome<()> {
+/// Compares every file's digest, and returns the files that are there.
+fn check_files(
+    artifact: &Artifact,
+    limits: Limits,
+    stop: &AtomicBool,
+    verdict: &mut Verdict,
+) -> Outcome<BTreeSet<String>> {
     let unreadable = |error| VerifyError::Unreadable { path: artifact.dir.clone(), error };
     let found = files_below(&artifact.dir).map_err(unreadable)?;
     let listed: Vec<(&String, &Digest)> = artifact.provenance.files.iter().collect();
     let digests = in_parallel(&listed, limits, stop, |_, (name, _)| {
         let path = artifact.dir.join(name);
-        match found.contains_key(*name) {
+        match found.contains(*name) {
             true => file_digest(&path).map(Some).map_err(|error| VerifyError::Unreadable { path, error }),
             false => Ok(None),
         }
@@ -177,16 +184,15 @@ fn check_files(artifact: &Artifact, limits: Limits, stop: &AtomicBool, verdict: 
         }
     }
     verdict.files = listed.len();
-    for name in found.keys() {
-        if !artifact.provenance.files.contains_key(name) && name != PROVENANCE && name != MACHINE {
-            verdict.problem(name, "is not in the record");
-        }
+    for name in found.iter().filter(|name| !artifact.knows(name)) {
+        verdict.problem(name, "is not in the record");
     }
-    Ok(())
+    Ok(found)
 }
 
 fn check_tensors(
     artifact: &Artifact,
+    found: &BTreeSet<String>,
     limits: Limits,
     stop: &AtomicBool,
     verdict: &mut Verdict,
@@ -194,7 +200,8 @@ fn check_tensors(
     let mut by_folder: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for name in artifact.provenance.files.keys().filter(|name| name.ends_with(".safetensors")) {
         let (folder, file) = name.rsplit_once('/').unwrap_or(("", name));
-        if artifact.dir.join(name).is_file() {
+        // Only what was found below the folder is opened, whatever path the record names.
+        if found.contains(name) && is_plain(file) {
             by_folder.entry(folder).or_default().push(file.to_owned());
         }
     }
@@ -244,6 +251,21 @@ fn check_tensors(
         verdict.problem(&name, format!("is in the record but not in `{file}`"));
     }
     Ok(())
+}
+
+/// The record's own digests, and its spelling: its digest is the artifact's, so there is only one.
+fn check_record(artifact: &Artifact, verdict: &mut Verdict) {
+    let record = &artifact.provenance;
+    if Digest::of(&canonical_json(record)) != artifact.digest {
+        verdict.problem(PROVENANCE, "is not spelt as this program writes it, so its digest is another");
+    }
+    let found = digest_of_texts(record.recipe.files.iter().map(|file| file.text.as_str()));
+    if found != record.recipe.sha256 {
+        verdict.problem(
+            PROVENANCE,
+            format!("carries a recipe with digest {found}, but says {}", record.recipe.sha256),
+        );
+    }
 }
 
 /// Every source tensor leads to stored tensors or a reason, every stored tensor comes from source tensors.
@@ -350,6 +372,7 @@ fn check_rebuild(
     let hub = record.source.hub.clone().zip(record.source.revision.clone());
     let hub = hub.map(|(repo, revision)| HubId { repo, revision });
     let plan = plan(recipe, SourceFolder { dir: source.to_owned(), hub }, limits)?;
+    check_outputs(record, &plan, verdict);
     let mut digests: BTreeMap<&str, Digest> = BTreeMap::new();
     for output in &record.outputs {
         digests.insert(&output.name, output.sha256);
@@ -376,13 +399,49 @@ fn check_rebuild(
                     &plane.name,
                     format!("encodes to SHA-256 {digest}, but the record says {needed}"),
                 ),
-                None => {
-                    verdict.problem(&plane.name, "follows from recipe and source, but is not in the record")
-                }
+                // Reported with the other facts.
+                None => {}
             }
         }
     }
     Ok(())
+}
+
+/// What the record says of each stored tensor, beyond its bytes and its error, against what the plan gives.
+fn check_outputs(record: &Provenance, plan: &Plan, verdict: &mut Verdict) {
+    let mut needed: BTreeMap<(&str, &str), (&Module, usize)> = BTreeMap::new();
+    for module in &plan.modules {
+        for (index, (plane, place)) in module.stored.iter().zip(&module.places).enumerate() {
+            needed.insert((&plan.files[place.file].name, &plane.name), (module, index));
+        }
+    }
+    for output in &record.outputs {
+        let Some((module, index)) = needed.remove(&(output.file.as_str(), output.name.as_str())) else {
+            verdict.problem(&output.name, "is in the record, but does not follow from recipe and source");
+            continue;
+        };
+        let plane = &module.stored[index];
+        let source = &plan.checkpoint.tensors()[module.tensor].name;
+        let steps = module.output.transforms.iter().map(|step| step.id());
+        let facts = [
+            ("dtype", output.dtype == plane.dtype),
+            ("shape", output.shape == plane.shape),
+            ("module", output.module == module.output.module),
+            ("sources", output.sources == [source.as_str()]),
+            ("transforms", output.transforms.iter().map(String::as_str).eq(steps)),
+            ("codec", output.codec == module.assignment.codec.to_string()),
+            ("encoder", output.encoder == module.assignment.encoder),
+        ];
+        for (fact, _) in facts.into_iter().filter(|(_, same)| !same) {
+            verdict.problem(
+                &output.name,
+                format!("has another `{fact}` in the record than recipe and source give"),
+            );
+        }
+    }
+    for (_, name) in needed.into_keys() {
+        verdict.problem(name, "follows from recipe and source, but is not in the record");
+    }
 }
 
 /// Which modules to encode again: those whose name, hashed with the artifact's digest, comes first. So the

@@ -143,7 +143,7 @@ fn weight_map(
 }
 
 /// A file name of the folder itself: no separator of any system, no drive, no `..`.
-pub(super) fn is_plain(name: &str) -> bool {
+pub fn is_plain(name: &str) -> bool {
     name.ends_with(".safetensors") && !name.contains(['/', '\\', ':', '\0'])
 }
 

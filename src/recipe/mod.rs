@@ -167,6 +167,16 @@ fn encoder_fills(encoder: &str, codec: CodecSpec) -> bool {
     codec.quantizes() && (encoder == ENCODERS[0] || matches!(codec, CodecSpec::Affine { .. }))
 }
 
+/// [`Recipe::digest`] of a recipe whose files have these texts.
+pub fn digest_of_texts<'a>(texts: impl Iterator<Item = &'a str>) -> Digest {
+    let mut hasher = Hasher::default();
+    for text in texts {
+        hasher.update(&(text.len() as u64).to_le_bytes());
+        hasher.update(text.as_bytes());
+    }
+    hasher.finish()
+}
+
 impl Recipe {
     /// Reads `path` and every file that it extends. `pipelines` are the names `pipeline` may have.
     ///
@@ -289,12 +299,7 @@ impl Recipe {
 
     /// The digest of all texts in order, each preceded by its length in bytes as 8 little-endian bytes.
     pub fn digest(&self) -> Digest {
-        let mut hasher = Hasher::default();
-        for file in &self.files {
-            hasher.update(&(file.text.len() as u64).to_le_bytes());
-            hasher.update(file.text.as_bytes());
-        }
-        hasher.finish()
+        digest_of_texts(self.files.iter().map(|file| file.text.as_str()))
     }
 
     /// The first rule that matches `module`, and its index.
