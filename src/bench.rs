@@ -2,7 +2,8 @@
 //!
 //! The source is bf16, larger than any last-level cache, and each thread works on its own part of it, in strips
 //! that stay in its second-level cache: widen, then fit. The copy moves the same source bytes on the same
-//! threads. A rate is the best of several passes, so that a busy machine does not count against the code.
+//! threads. Each strip of a mebiweight is timed alone and a thread's rate is that of its median strip, so that
+//! time in which other processes hold the processor does not count.
 
 use std::time::Instant;
 
@@ -21,6 +22,9 @@ const IN_FEATURES: usize = 4096;
 /// Rows widened and encoded at a time: 64 Ki weights.
 const STRIP_ROWS: usize = 16;
 
+/// Bytes of source that are timed together: a mebiweight.
+const TIMED_BYTES: usize = 2 << 20;
+
 /// What [`encode`] measures.
 #[derive(Debug, Clone, Copy)]
 pub struct EncodeBench {
@@ -30,12 +34,12 @@ pub struct EncodeBench {
     pub isa: Isa,
     /// Bytes of the bf16 source, over all threads.
     pub source: Bytes,
-    /// Passes over the source per row of the result.
+    /// Passes over the source per row of the result, each after a copy of the source.
     pub passes: usize,
 }
 
 impl EncodeBench {
-    /// A source that no cache holds, and enough passes to find a quiet moment.
+    /// A source that no cache holds, and enough passes to have hundreds of strips.
     pub fn new(threads: usize, isa: Isa) -> Self {
         Self { threads, isa, source: Bytes::mib(256), passes: 3 }
     }
@@ -71,66 +75,79 @@ pub struct EncodeReport {
 
 /// Measures every encoder on every codec it accepts and `wanted` lets through.
 ///
-/// Each is measured right after a copy of the same bytes; the copy's rate is the best of all.
-///
 /// # Panics
-/// If the source holds less than a strip per thread, or this processor has no such instruction set.
+/// If the source holds less than 2 MiB per thread, or this processor has no such instruction set.
 pub fn encode(bench: &EncodeBench, wanted: impl Fn(CodecSpec, &dyn Quantizer) -> bool) -> EncodeReport {
-    let strip_bytes = STRIP_ROWS * IN_FEATURES * Float::Bf16.bytes();
-    let part_bytes = bench.source.0 as usize / bench.threads / strip_bytes * strip_bytes;
-    assert!(part_bytes > 0, "at least {strip_bytes} bytes per thread");
+    let part_bytes = bench.source.0 as usize / bench.threads / TIMED_BYTES * TIMED_BYTES;
+    assert!(part_bytes > 0, "at least {TIMED_BYTES} bytes per thread");
     let mut source = vec![0; part_bytes * bench.threads];
     fill(&mut source, bench.isa);
     let parts: Vec<&[u8]> = source.chunks_exact(part_bytes).collect();
 
     let mut copies: Vec<Vec<u8>> = parts.iter().map(|part| part.to_vec()).collect();
-    let mut copy = || {
-        let work = parts.iter().zip(&mut copies);
-        seconds(work.map(|(part, copy)| move || copy.copy_from_slice(part)).collect())
-    };
-    let mut copy_seconds = f64::INFINITY;
+    let mut copied: Vec<Vec<f64>> = vec![Vec::new(); bench.threads];
     let mut timed = Vec::new();
     for quantizer in QUANTIZERS {
         for spec in CodecSpec::all() {
             if !quantizer.accepts(spec) || !wanted(spec, *quantizer) {
                 continue;
             }
+            let mut encoded: Vec<Vec<f64>> = vec![Vec::new(); bench.threads];
             let mut workers: Vec<Worker> =
                 parts.iter().map(|part| Worker::new(*quantizer, spec, part, bench.isa)).collect();
-            let mut best = f64::INFINITY;
             for _ in 0..bench.passes {
-                copy_seconds = copy_seconds.min(copy());
-                best = best.min(seconds(workers.iter_mut().map(|worker| || worker.pass()).collect()));
+                let work = parts.iter().zip(&mut copies).zip(&mut copied);
+                together(work.map(|((part, copy), times)| move || times.extend(copy_pass(part, copy))));
+                let work = workers.iter_mut().zip(&mut encoded);
+                together(work.map(|(worker, times)| move || times.extend(worker.pass())));
             }
-            timed.push((spec, quantizer.id(), best));
+            timed.push((spec, quantizer.id(), bytes_per_second(&mut encoded)));
         }
     }
 
-    let weights = (source.len() / Float::Bf16.bytes()) as f64;
-    let rates = timed.into_iter().map(|(spec, encoder, time)| EncodeRate {
+    let copy_rate = bytes_per_second(&mut copied);
+    let rates = timed.into_iter().map(|(spec, encoder, rate)| EncodeRate {
         codec: spec.to_string(),
         encoder,
-        mweights_per_s: weights / time / 1e6,
-        of_memcpy: copy_seconds / time,
+        mweights_per_s: rate / Float::Bf16.bytes() as f64 / 1e6,
+        of_memcpy: rate / copy_rate,
     });
     EncodeReport {
         threads: bench.threads,
         isa: bench.isa.to_string(),
         source: Bytes(source.len() as u64),
-        memcpy_gb_per_s: source.len() as f64 / copy_seconds / 1e9,
+        memcpy_gb_per_s: copy_rate / 1e9,
         rates: rates.collect(),
     }
 }
 
-/// Runs every piece of work on a thread of its own, and says how long the last one took.
-fn seconds(work: Vec<impl FnOnce() + Send>) -> f64 {
-    let start = Instant::now();
+/// Runs every piece of work on a thread of its own.
+fn together(work: impl Iterator<Item = impl FnOnce() + Send>) {
     std::thread::scope(|scope| {
         for piece in work {
             scope.spawn(piece);
         }
     });
-    start.elapsed().as_secs_f64()
+}
+
+/// Source bytes per second of all threads: each thread's median strip, added up.
+fn bytes_per_second(times: &mut [Vec<f64>]) -> f64 {
+    let rate = |times: &mut Vec<f64>| {
+        times.sort_by(f64::total_cmp);
+        TIMED_BYTES as f64 / times.get(times.len() / 2).copied().unwrap_or(f64::INFINITY)
+    };
+    times.iter_mut().map(rate).sum()
+}
+
+/// Copies `part`, and says how many seconds each strip took.
+fn copy_pass(part: &[u8], copy: &mut [u8]) -> Vec<f64> {
+    let strips = part.chunks_exact(TIMED_BYTES).zip(copy.chunks_exact_mut(TIMED_BYTES));
+    let time = |(from, to): (&[u8], &mut [u8])| {
+        let start = Instant::now();
+        to.copy_from_slice(from);
+        start.elapsed().as_secs_f64()
+    };
+    strips.map(time).collect()
 }
 
 /// One thread's part of the source, and room for one strip.
@@ -156,9 +173,12 @@ impl<'a> Worker<'a> {
         Self { quantizer, spec, isa, source, values, losses: vec![RowLoss::default(); STRIP_ROWS], planes }
     }
 
-    fn pass(&mut self) {
+    /// Encodes the part, and says how many seconds each [`TIMED_BYTES`] of it took.
+    fn pass(&mut self) -> Vec<f64> {
         let strip_bytes = self.values.len() * Float::Bf16.bytes();
         let strips = self.source.len() / strip_bytes;
+        let mut times = Vec::new();
+        let mut start = Instant::now();
         for (s, strip) in self.source.chunks_exact(strip_bytes).enumerate() {
             widen(Float::Bf16, strip, &mut self.values, self.isa);
             let rows = Rows { values: &self.values, in_features: IN_FEATURES, float: Float::Bf16 };
@@ -173,8 +193,13 @@ impl<'a> Worker<'a> {
             self.quantizer
                 .fit(self.spec, rows, self.isa, &mut slices, &mut self.losses)
                 .expect("the source is small numbers");
+            if ((s + 1) * strip_bytes).is_multiple_of(TIMED_BYTES) {
+                times.push(start.elapsed().as_secs_f64());
+                start = Instant::now();
+            }
         }
         std::hint::black_box(&self.losses);
+        times
     }
 }
 
@@ -200,7 +225,7 @@ mod tests {
     #[test]
     fn every_encoder_is_measured_once_on_every_codec_it_accepts() {
         let mut bench = EncodeBench::new(2, Isa::best());
-        (bench.source, bench.passes) = (Bytes(2 * 2 * (STRIP_ROWS * IN_FEATURES) as u64), 1);
+        (bench.source, bench.passes) = (Bytes(2 * TIMED_BYTES as u64), 1);
         let report = encode(&bench, |_, _| true);
         // 18 affine codecs by two encoders, three mxfp, three float.
         assert_eq!(report.rates.len(), 2 * 18 + 3 + 3);

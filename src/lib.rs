@@ -15,6 +15,7 @@ pub mod quant;
 pub mod transform;
 pub mod recipe;
 pub mod checkpoint;
+pub mod hub;
 pub mod arch;
 pub mod alloc;
 pub mod stage;

@@ -51,10 +51,8 @@ pub struct Results {
 
 #[derive(Debug)]
 enum Job {
-    /// Goes on with a source file's digest; `last` ends it.
-    SourceFile { file: usize, range: Range<u64>, last: bool },
-    /// Goes on with a source tensor's digest; the range counts from the start of its file.
-    SourceTensor { tensor: usize, range: Range<u64>, last: bool },
+    /// Goes on with the digests of a source file and of the tensor that the range belongs to.
+    Source { file: usize, range: Range<u64>, tensor: Option<usize> },
     /// Encodes a panel and writes its planes.
     Panel { module: usize, panel: usize },
     /// Reads a finished module back, digests its planes and journals it.
@@ -97,6 +95,17 @@ struct Run<'a> {
     modules: Vec<Mutex<Progressing>>,
     sealed: Vec<Mutex<Option<SealedModule>>>,
     scratch: Vec<Mutex<Scratch>>,
+}
+
+impl Chain {
+    /// Ends the digest; `None` if it was known before.
+    fn end(&mut self) -> Option<Digest> {
+        if self.done.is_some() {
+            return None;
+        }
+        self.done = Some(std::mem::take(&mut self.hasher).finish());
+        self.done
+    }
 }
 
 const LOCKED: &str = "a job does not panic while it holds its own data";
@@ -227,7 +236,7 @@ impl Run<'_> {
             let digest_tensor = self.source_tensors[tensor].lock().expect(LOCKED).done.is_none();
             if digest_file && file_chain[file].is_none() {
                 let range = 0..files[file].data_start;
-                file_chain[file] = Some(schedule.add(Job::SourceFile { file, range, last: false }, []));
+                file_chain[file] = Some(schedule.add(Job::Source { file, range, tensor: None }, []));
             }
             let mut panels: BTreeMap<u64, Vec<(usize, usize)>> = BTreeMap::new();
             let mut waiting: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
@@ -245,19 +254,12 @@ impl Run<'_> {
                 }
                 waiting.insert(*index, Vec::new());
             }
-            let mut tensor_chain = None;
-            let pieces = entry.bytes().div_ceil(PIECE);
-            for piece in 0..pieces {
+            for piece in 0..entry.bytes().div_ceil(PIECE) {
                 let start = entry.range.start + piece * PIECE;
                 let range = start..(start + PIECE).min(entry.range.end);
-                if digest_file {
-                    let last = range.end == files[file].len;
-                    let job = Job::SourceFile { file, range: range.clone(), last };
+                if digest_file || digest_tensor {
+                    let job = Job::Source { file, range, tensor: Some(tensor) };
                     file_chain[file] = Some(schedule.add(job, file_chain[file]));
-                }
-                if digest_tensor {
-                    let job = Job::SourceTensor { tensor, range, last: piece + 1 == pieces };
-                    tensor_chain = Some(schedule.add(job, tensor_chain));
                 }
                 for (module, panel) in panels.remove(&piece).unwrap_or_default() {
                     let id = schedule.add(Job::Panel { module, panel }, []);
@@ -276,17 +278,7 @@ impl Run<'_> {
         let mut scratch = self.scratch[thread].lock().expect(LOCKED);
         let scratch = &mut *scratch;
         match job {
-            Job::SourceFile { file, range, last } => {
-                if let Some(sha256) = self.source_chain(&self.source_files[*file], *file, range, *last) {
-                    self.staging.record(&Entry::SourceFile { file: *file, sha256 })?;
-                }
-            }
-            Job::SourceTensor { tensor, range, last } => {
-                let file = self.plan.checkpoint.tensors()[*tensor].file;
-                if let Some(sha256) = self.source_chain(&self.source_tensors[*tensor], file, range, *last) {
-                    self.staging.record(&Entry::SourceTensor { tensor: *tensor, sha256 })?;
-                }
-            }
+            Job::Source { file, range, tensor } => self.digest_source(*file, range, *tensor)?,
             Job::Panel { module, panel } => {
                 self.encode(*module, *panel, scratch)?;
                 let module = &self.plan.modules[*module];
@@ -299,28 +291,43 @@ impl Run<'_> {
                 let mut chain = self.output_files[*file].lock().expect(LOCKED);
                 self.read_back(*file, range.clone(), scratch, &mut chain.hasher)?;
                 if *last {
-                    chain.done = Some(std::mem::take(&mut chain.hasher).finish());
+                    chain.end();
                 }
             }
         }
         Ok(())
     }
 
-    fn source_chain(
+    /// Feeds a piece of a source file to the digests that still want it, both in one pass where both do.
+    fn digest_source(
         &self,
-        chain: &Mutex<Chain>,
         file: usize,
         range: &Range<u64>,
-        last: bool,
-    ) -> Option<Digest> {
-        let mut chain = chain.lock().expect(LOCKED);
-        let bytes = self.plan.checkpoint.file_bytes(file);
-        chain.hasher.update(&bytes[range.start as usize..range.end as usize]);
-        self.plan.checkpoint.release(file, range.clone());
-        if last {
-            chain.done = Some(std::mem::take(&mut chain.hasher).finish());
+        tensor: Option<usize>,
+    ) -> Result<(), BuildError> {
+        let bytes = &self.plan.checkpoint.file_bytes(file)[range.start as usize..range.end as usize];
+        let mut of_file = self.source_files[file].lock().expect(LOCKED);
+        let mut of_tensor = tensor.map(|tensor| self.source_tensors[tensor].lock().expect(LOCKED));
+        match of_tensor.as_deref_mut() {
+            Some(tensor) if tensor.done.is_none() && of_file.done.is_none() => {
+                Hasher::update_both(&mut of_file.hasher, &mut tensor.hasher, bytes);
+            }
+            Some(tensor) if tensor.done.is_none() => tensor.hasher.update(bytes),
+            _ => of_file.hasher.update(bytes),
         }
-        chain.done
+        self.plan.checkpoint.release(file, range.clone());
+        let ends_tensor = tensor.is_some_and(|t| self.plan.checkpoint.tensors()[t].range.end == range.end);
+        if let (Some(tensor), Some(mut chain), true) = (tensor, of_tensor, ends_tensor)
+            && let Some(sha256) = chain.end()
+        {
+            self.staging.record(&Entry::SourceTensor { tensor, sha256 })?;
+        }
+        if range.end == self.plan.checkpoint.files()[file].len
+            && let Some(sha256) = of_file.end()
+        {
+            self.staging.record(&Entry::SourceFile { file, sha256 })?;
+        }
+        Ok(())
     }
 
     /// Encodes one panel and writes its planes.

@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::error::{CheckpointError, report};
 use super::json::Node;
@@ -235,7 +235,7 @@ impl Claim {
 
 /// Whether the tensors, sorted by offset, cover the data without gap or overlap.
 fn check_cover(
-    file: &PathBuf,
+    file: &Path,
     claims: &[(TensorName, Claim)],
     data_start: u64,
     data_len: u64,
@@ -248,14 +248,14 @@ fn check_cover(
         let Claim { begin, end, .. } = *claim;
         match last {
             Some(other) if begin < covered && end > begin => problems.push(CheckpointError::Overlap {
-                file: file.clone(),
+                file: file.to_path_buf(),
                 tensor: tensor.clone(),
                 begin,
                 other: other.clone(),
                 other_end: covered,
             }),
             _ if begin > covered && all_read => problems.push(CheckpointError::Hole {
-                file: file.clone(),
+                file: file.to_path_buf(),
                 tensor: tensor.clone(),
                 from: covered,
                 to: begin,
@@ -269,13 +269,13 @@ fn check_cover(
     }
     let Some(last) = last else {
         if all_read {
-            problems.push(CheckpointError::NoTensors { file: file.clone() });
+            problems.push(CheckpointError::NoTensors { file: file.to_path_buf() });
         }
         return;
     };
     if covered < data_len && all_read {
         problems.push(CheckpointError::Trailing {
-            file: file.clone(),
+            file: file.to_path_buf(),
             tensor: last.clone(),
             found: data_len - covered,
         });
@@ -285,14 +285,14 @@ fn check_cover(
             // A header that is right in every other way describes a longer file than this one.
             Some(needed) if problems.is_empty() => {
                 problems.push(CheckpointError::Truncated {
-                    file: file.clone(),
+                    file: file.to_path_buf(),
                     found: data_start + data_len,
                     needed,
                 });
             }
             _ => problems.extend(claims.iter().filter(|(_, claim)| claim.end > data_len).map(
                 |(tensor, claim)| CheckpointError::OutOfRange {
-                    file: file.clone(),
+                    file: file.to_path_buf(),
                     tensor: tensor.clone(),
                     end: claim.end,
                     found: data_len,

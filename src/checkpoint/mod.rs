@@ -13,7 +13,7 @@ mod files;
 mod header;
 mod json;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -191,10 +191,10 @@ impl Checkpoint {
         for (file, header) in opened {
             let expected = index.as_ref().map(|index| {
                 let here = index.weight_map.iter().filter(|(_, name)| **name == file.name);
-                (index, here.map(|(tensor, _)| tensor).collect::<std::collections::BTreeSet<_>>())
+                (index, here.map(|(tensor, _)| tensor).collect::<BTreeSet<_>>())
             });
             if let Some((index, expected)) = &expected {
-                let found: std::collections::BTreeSet<_> = header.iter().map(|tensor| &tensor.name).collect();
+                let found: BTreeSet<_> = header.iter().map(|tensor| &tensor.name).collect();
                 problems.extend(expected.difference(&found).map(|tensor| {
                     CheckpointError::IndexTensorMissing {
                         file: file.path.clone(),

@@ -1,7 +1,11 @@
 //! From a recipe's or the command line's word to a folder of weights.
 
+use std::path::PathBuf;
+
 use super::RecipeArgs;
+use super::progress::bytes_bar;
 use crate::failure::Outcome;
+use crate::hub::{HubConfig, Step, Transfer, snapshot};
 use crate::plan::{HubId, PlanError, SourceFolder};
 use crate::recipe::{Recipe, Source};
 use crate::stage::pipeline;
@@ -24,6 +28,24 @@ pub fn recipe_and_source(args: &RecipeArgs) -> Outcome<(Recipe, SourceFolder)> {
     }
 }
 
-fn hub(repo: &str, revision: &str) -> Outcome<std::path::PathBuf> {
-    todo!("{repo} {revision}")
+/// The revision's folder in the cache, fetched if it is not there.
+fn hub(repo: &str, revision: &str) -> Outcome<PathBuf> {
+    let mut bar = None;
+    let mut draw = |transfer: Transfer<'_>| {
+        let bar = bar.get_or_insert_with(|| bytes_bar(transfer.total.0));
+        if let Some(bar) = bar {
+            bar.set_length(transfer.total.0);
+            bar.set_position(transfer.done.0);
+            bar.set_message(match transfer.step {
+                Step::Download => "downloading",
+                Step::Check => "checking",
+            });
+            bar.set_prefix(transfer.file.to_owned());
+        }
+    };
+    let snapshot = snapshot(&HubConfig::from_env()?, repo, revision, &mut draw);
+    if let Some(bar) = bar.flatten() {
+        bar.finish_and_clear();
+    }
+    Ok(snapshot?.dir)
 }

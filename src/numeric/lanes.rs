@@ -177,13 +177,7 @@ impl Plain {
 
     #[inline(always)]
     fn choose(self, other: Self, yes: Self, no: Self, f: impl Fn(f32, f32) -> bool) -> Self {
-        let mut out = no.0;
-        for i in 0..LANES {
-            if f(self.0[i], other.0[i]) {
-                out[i] = yes.0[i];
-            }
-        }
-        Self(out)
+        Self(std::array::from_fn(|i| if f(self.0[i], other.0[i]) { yes.0[i] } else { no.0[i] }))
     }
 }
 

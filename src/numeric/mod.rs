@@ -32,10 +32,10 @@ pub const fn bf16_to_f32(bits: u16) -> f32 {
 #[inline(always)]
 pub const fn bf16_from_f32(value: f32) -> u16 {
     let bits = value.to_bits();
-    if bits & 0x7fff_ffff > INFINITY {
-        return (bits >> 16) as u16 | 0x40; // the quiet bit, lest a payload in the low half vanish
-    }
-    ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
+    // The quiet bit, lest a payload in the low half vanish.
+    let nan = bits | 0x40_0000;
+    ((if bits & 0x7fff_ffff > INFINITY { nan } else { rounded }) >> 16) as u16
 }
 
 /// f16 bits to f32.
@@ -56,17 +56,13 @@ pub const fn f16_from_f32(value: f32) -> u16 {
     let bits = value.to_bits();
     let sign = ((bits >> 16) & 0x8000) as u16;
     let magnitude = bits & 0x7fff_ffff;
-    // 2^-14, the least normal f16; below it the sum with 0.5 leaves multiples of 2^-24 in the low bits.
-    let half = if magnitude < 0x3880_0000 {
-        (f32::from_bits(magnitude) + 0.5).to_bits() - 0.5f32.to_bits()
-    } else if magnitude < 0x4780_0000 {
-        // From 65520 the carry runs into the exponent and makes infinity.
-        (magnitude - ((127 - 15) << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13
-    } else if magnitude <= INFINITY {
-        0x7c00
-    } else {
-        0x7e00
-    };
+    // From 65520 the carry runs into the exponent and makes infinity.
+    let normal = magnitude.wrapping_sub((127 - 15) << 23).wrapping_add(0xfff + ((magnitude >> 13) & 1)) >> 13;
+    // Below 2^-14, the least normal f16, the sum with 0.5 leaves multiples of 2^-24 in the low bits.
+    let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+    let beyond = if magnitude > INFINITY { 0x7e00 } else { 0x7c00 };
+    let finite = if magnitude < 0x3880_0000 { subnormal } else { normal };
+    let half = if magnitude < 0x4780_0000 { finite } else { beyond };
     sign | half as u16
 }
 

@@ -9,6 +9,9 @@ use crate::tensor::Float;
 /// Added to a number from 0 to 255, rounds it to an integer, ties to even, and leaves that in the low byte.
 const ROUNDER: f32 = 12_582_912.0; // 1.5 · 2^23
 
+/// Weights in the largest group.
+pub(super) const LARGEST_GROUP: usize = 128;
+
 /// The greatest code.
 #[inline(always)]
 pub(super) const fn top(bits: u32) -> f32 {
@@ -17,7 +20,7 @@ pub(super) const fn top(bits: u32) -> f32 {
 
 /// Least and greatest weight of a group.
 #[inline(always)]
-pub(super) fn range<V: Lanes, const GROUP: usize>(group: &[f32; GROUP]) -> (f32, f32) {
+pub(super) fn range<V: Lanes>(group: &[f32]) -> (f32, f32) {
     let vectors = group.as_chunks::<LANES>().0;
     let mut low = V::load(&vectors[0]);
     let mut high = low;
@@ -101,17 +104,18 @@ pub(super) struct Coding {
     pub(super) stored_bias: f32,
 }
 
-/// Codes one group, packs the codes into `out`, and sums the error of what was stored.
+/// Codes one group, packs the codes into `out`, and adds the error of what was stored to `run`.
 #[inline(always)]
-pub(super) fn encode_group<V: Lanes, const BITS: u32, const GROUP: usize, const DIVIDE: bool>(
-    group: &[f32; GROUP],
+pub(super) fn encode_group<V: Lanes, const BITS: u32, const DIVIDE: bool>(
+    group: &[f32],
     coding: Coding,
     out: &mut [u8],
-) -> Run<V> {
+    run: &mut Run<V>,
+) {
     let (by, offset) = (V::splat(coding.by), V::splat(coding.offset));
     let (scale, bias) = (V::splat(coding.stored_scale), V::splat(coding.stored_bias));
-    let mut codes = [0; GROUP];
-    let mut run = Run::empty();
+    let mut codes = [0; LARGEST_GROUP];
+    let codes = &mut codes[..group.len()];
     for (weights, codes) in group.as_chunks::<LANES>().0.iter().zip(codes.as_chunks_mut::<LANES>().0) {
         let weights = V::load(weights);
         let shifted = weights.sub(offset);
@@ -120,6 +124,5 @@ pub(super) fn encode_group<V: Lanes, const BITS: u32, const GROUP: usize, const 
         *codes = raised.low_bytes();
         run.add(weights, code.mul(scale).add(bias));
     }
-    pack::<V, BITS>(&codes, out);
-    run
+    pack::<V, BITS>(codes, out);
 }

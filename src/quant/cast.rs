@@ -1,6 +1,6 @@
 //! Rounding to a float type: the encoder of `keep`, `bf16` and `f16`.
 
-use super::loss::{RowSums, Run, mend_out_of_range};
+use super::loss::{RUN, RowSums, Run, mend_out_of_range};
 use super::{Grain, QuantError, Quantizer, Repairs, RowLoss, Rows, check_sizes};
 use crate::codec::CodecSpec;
 use crate::codec::float::Storage;
@@ -8,9 +8,6 @@ use crate::isa::Isa;
 use crate::numeric::lanes::{Kernel, LANES, Lanes, dispatch, round_to};
 use crate::numeric::{self, narrow};
 use crate::tensor::Float;
-
-/// Weights per run of the reported error.
-const RUN: usize = 32;
 
 /// Nearest value, ties to even.
 pub(super) struct Cast;
@@ -77,19 +74,28 @@ impl Kernel for Losses<'_> {
             self.losses.fill(RowLoss::default());
             return;
         }
-        let mut sums = RowSums::<V>::new(self.losses, self.rows.in_features.div_ceil(RUN));
+        let mut sums = RowSums::<V>::new(self.losses, self.rows.in_features);
         for row in self.rows.values.chunks_exact(self.rows.in_features) {
-            for weights in row.chunks(RUN) {
-                // The last run of a row is filled up with zeros, which add nothing.
+            let (runs, rest) = row.as_chunks::<RUN>();
+            for run in runs {
+                add::<V>(&mut sums.run, run, self.float);
+                sums.advance(RUN);
+            }
+            if !rest.is_empty() {
+                // Filled up with zeros, which add nothing.
                 let mut padded = [0.0; RUN];
-                padded[..weights.len()].copy_from_slice(weights);
-                let mut run = Run::empty();
-                for weights in padded.as_chunks::<LANES>().0 {
-                    let weights = V::load(weights);
-                    run.add(weights, round_to(self.float, weights));
-                }
-                sums.add(run);
+                padded[..rest.len()].copy_from_slice(rest);
+                add::<V>(&mut sums.run, &padded, self.float);
+                sums.advance(rest.len());
             }
         }
+    }
+}
+
+#[inline(always)]
+fn add<V: Lanes>(run: &mut Run<V>, weights: &[f32; RUN], float: Float) {
+    for weights in weights.as_chunks::<LANES>().0 {
+        let weights = V::load(weights);
+        run.add(weights, round_to(float, weights));
     }
 }

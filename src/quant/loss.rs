@@ -1,9 +1,9 @@
 //! Sums of squares in one fixed order (`docs/formats/affine.md`, "Reported error").
 //!
-//! A run is a group, or 32 weights of float storage. Inside a run, sixteen f32 lanes add
-//! (w[k] − decode[k])² and w[k]² for k ≡ lane (mod 16), in order of k. At the end of a run its lanes are
-//! added to sixteen f64 lanes of the row; at the end of the row those are added as a tree: lanes 8 apart,
-//! then 4, 2, 1. Rows whose f32 sums may have left the range of f32 are summed again in f64 by
+//! A run is 128 consecutive weights of a row, counted from its start; the last may be shorter. Inside a run,
+//! sixteen f32 lanes add (w[k] − decode[k])² and w[k]² for k ≡ lane (mod 16), in order of k. At the end of a run
+//! its lanes are added to sixteen f64 lanes of the row; at the end of the row those are added as a tree: lanes 8
+//! apart, then 4, 2, 1. Rows whose f32 sums may have left the range of f32 are summed again in f64 by
 //! [`mend_out_of_range`].
 
 use super::{RowLoss, Rows};
@@ -33,35 +33,53 @@ impl<V: Lanes> Run<V> {
     }
 }
 
+/// Weights in a run: every group size divides it.
+pub(super) const RUN: usize = 128;
+
 /// The sums of the row under way, and the rows still to come.
 pub(super) struct RowSums<'a, V: Lanes> {
+    /// Where the next weights are added.
+    pub(super) run: Run<V>,
     error: V::Wide,
     energy: V::Wide,
-    runs_per_row: usize,
-    runs_left: usize,
+    in_features: usize,
+    left_in_run: usize,
+    left_in_row: usize,
     losses: std::slice::IterMut<'a, RowLoss>,
 }
 
 impl<'a, V: Lanes> RowSums<'a, V> {
-    /// Fills `losses` in order, one per `runs_per_row` runs.
+    /// Fills `losses` in order, one per `in_features` weights.
     #[inline(always)]
-    pub(super) fn new(losses: &'a mut [RowLoss], runs_per_row: usize) -> Self {
-        let (error, energy) = (V::wide_zero(), V::wide_zero());
-        Self { error, energy, runs_per_row, runs_left: runs_per_row, losses: losses.iter_mut() }
+    pub(super) fn new(losses: &'a mut [RowLoss], in_features: usize) -> Self {
+        Self {
+            run: Run::empty(),
+            error: V::wide_zero(),
+            energy: V::wide_zero(),
+            in_features,
+            left_in_run: RUN,
+            left_in_row: in_features,
+            losses: losses.iter_mut(),
+        }
     }
 
-    /// Adds the next run.
+    /// Ends runs and rows, after `weights` have been added to `run`. They cross neither.
     #[inline(always)]
-    pub(super) fn add(&mut self, run: Run<V>) {
-        self.error = run.error.wide_add(self.error);
-        self.energy = run.energy.wide_add(self.energy);
-        self.runs_left -= 1;
-        if self.runs_left == 0 {
+    pub(super) fn advance(&mut self, weights: usize) {
+        self.left_in_run -= weights;
+        self.left_in_row -= weights;
+        if self.left_in_run == 0 || self.left_in_row == 0 {
+            self.error = self.run.error.wide_add(self.error);
+            self.energy = self.run.energy.wide_add(self.energy);
+            self.run = Run::empty();
+            self.left_in_run = RUN;
+        }
+        if self.left_in_row == 0 {
             if let Some(loss) = self.losses.next() {
                 *loss = RowLoss { error: tree_sum::<V>(self.error), energy: tree_sum::<V>(self.energy) };
             }
             (self.error, self.energy) = (V::wide_zero(), V::wide_zero());
-            self.runs_left = self.runs_per_row;
+            self.left_in_row = self.in_features;
         }
     }
 }

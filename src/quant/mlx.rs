@@ -40,10 +40,8 @@ impl Quantizer for Mlx {
         check_sizes(codec, rows, planes, losses);
         let repairs = match codec {
             CodecSpec::Affine { bits, group } => {
-                with_bits!(bits.get(), BITS => match group.get() {
-                    32 => dispatch(isa, Encode::<BITS, 32> { rows, planes, losses })?,
-                    64 => dispatch(isa, Encode::<BITS, 64> { rows, planes, losses })?,
-                    _ => dispatch(isa, Encode::<BITS, 128> { rows, planes, losses })?,
+                with_bits!(bits.get(), BITS => {
+                    dispatch(isa, Encode::<BITS> { group: group.get() as usize, rows, planes, losses })?
                 });
                 Repairs::default()
             }
@@ -59,28 +57,30 @@ impl Quantizer for Mlx {
     }
 }
 
-struct Encode<'a, 'p, const BITS: u32, const GROUP: usize> {
+struct Encode<'a, 'p, const BITS: u32> {
+    group: usize,
     rows: Rows<'a>,
     planes: &'a mut [&'p mut [u8]],
     losses: &'a mut [RowLoss],
 }
 
-impl<const BITS: u32, const GROUP: usize> Kernel for Encode<'_, '_, BITS, GROUP> {
+impl<const BITS: u32> Kernel for Encode<'_, '_, BITS> {
     type Output = Result<(), QuantError>;
 
     #[inline(always)]
     fn run<V: Lanes>(self) -> Self::Output {
         let [weight, scales, biases] = self.planes else { unreachable!("sizes were checked") };
         let float = self.rows.float;
-        let groups_per_row = self.rows.in_features / GROUP;
-        let mut sums = RowSums::<V>::new(self.losses, groups_per_row);
-        let mut packed = weight.chunks_exact_mut(GROUP * BITS as usize / 8);
+        let group_size = self.group;
+        let groups_per_row = self.rows.in_features / group_size;
+        let mut sums = RowSums::<V>::new(self.losses, self.rows.in_features);
+        let mut packed = weight.chunks_exact_mut(group_size * BITS as usize / 8);
         // Ranges of sixteen groups first, then their parameters at once, then their codes.
-        for (s, strip) in self.rows.values.as_chunks::<GROUP>().0.chunks(LANES).enumerate() {
+        for (s, strip) in self.rows.values.chunks(LANES * group_size).enumerate() {
             let first = s * LANES;
             let [mut low, mut high] = [[0.0; LANES]; 2];
-            for (g, group) in strip.iter().enumerate() {
-                (low[g], high[g]) = range::<V, GROUP>(group);
+            for (g, group) in strip.chunks_exact(group_size).enumerate() {
+                (low[g], high[g]) = range::<V>(group);
             }
             let parameters = Parameters::<V>::mlx::<BITS>(V::load(&low), V::load(&high), float);
             parameters.check(first, groups_per_row, float)?;
@@ -89,7 +89,7 @@ impl<const BITS: u32, const GROUP: usize> Kernel for Encode<'_, '_, BITS, GROUP>
             parameters.bias.store(&mut bias);
             parameters.stored_scale.store(&mut stored_scale);
             parameters.stored_bias.store(&mut stored_bias);
-            for ((g, group), packed) in strip.iter().enumerate().zip(&mut packed) {
+            for ((g, group), packed) in strip.chunks_exact(group_size).enumerate().zip(&mut packed) {
                 write_parameter(float, scales, first + g, stored_scale[g]);
                 write_parameter(float, biases, first + g, stored_bias[g]);
                 let coding = Coding {
@@ -98,7 +98,8 @@ impl<const BITS: u32, const GROUP: usize> Kernel for Encode<'_, '_, BITS, GROUP>
                     stored_scale: stored_scale[g],
                     stored_bias: stored_bias[g],
                 };
-                sums.add(encode_group::<V, BITS, GROUP, true>(group, coding, packed));
+                encode_group::<V, BITS, true>(group, coding, packed, &mut sums.run);
+                sums.advance(group_size);
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 //! Scale and scaled weights are rounded to the model's float type before they are coded. Differs from MLX:
 //! an mxfp group too small for the least scale is zeros under scale byte 127, where MLX's byte wraps.
 
-use super::loss::{RowSums, Run};
+use super::loss::RowSums;
 use super::{Repairs, RowLoss, Rows};
 use crate::codec::affine::pack;
 use crate::codec::mxfp::{Mxfp, e4m3_values};
@@ -50,14 +50,17 @@ impl Encode<'_, '_> {
     #[inline(always)]
     fn groups<V: Lanes, const GROUP: usize>(self, codec: Mxfp, float: Float) -> Repairs {
         let [weight, scales] = self.planes else { unreachable!("sizes were checked") };
-        let mut sums = RowSums::<V>::new(self.losses, self.rows.in_features / GROUP);
+        let mut sums = RowSums::<V>::new(self.losses, self.rows.in_features);
         let mut repairs = Repairs::default();
         let groups = self.rows.values.as_chunks::<GROUP>().0.iter();
         let stored = weight.chunks_exact_mut(GROUP * codec.bits() / 8).zip(scales.iter_mut());
         for (group, (packed, scale_byte)) in groups.zip(stored) {
             let vectors = group.as_chunks::<LANES>().0;
-            let greatest =
-                vectors.iter().fold(V::splat(0.0), |most, v| V::load(v).abs().max(most)).greatest();
+            let mut most = V::splat(0.0);
+            for weights in vectors {
+                most = V::load(weights).abs().max(most);
+            }
+            let greatest = most.greatest();
             let scale = choose_scale(codec, float, greatest);
             *scale_byte = scale.byte;
             repairs.scale_underflow += u64::from(scale.underflow);
@@ -66,7 +69,6 @@ impl Encode<'_, '_> {
             let decoded_scale = V::splat(codec.scale(scale.byte));
             let by = V::splat(scale.by);
             let mut codes = [0; GROUP];
-            let mut run = Run::empty();
             for (weights, codes) in vectors.iter().zip(codes.as_chunks_mut::<LANES>().0) {
                 let weights = V::load(weights);
                 let (code, value) = if scale.all_zero {
@@ -80,13 +82,13 @@ impl Encode<'_, '_> {
                     if codec == Mxfp::Mxfp4 { nearest_e2m1(scaled) } else { nearest_e4m3(scaled) }
                 };
                 *codes = code.low_bytes();
-                run.add(weights, value.mul(decoded_scale));
+                sums.run.add(weights, value.mul(decoded_scale));
             }
             match codec {
                 Mxfp::Mxfp4 | Mxfp::Nvfp4 => pack::<V, 4>(&codes, packed),
                 Mxfp::Mxfp8 => packed.copy_from_slice(&codes),
             }
-            sums.add(run);
+            sums.advance(GROUP);
         }
         repairs
     }
@@ -116,9 +118,9 @@ fn choose_scale(codec: Mxfp, float: Float, greatest: f32) -> Scale {
     // carries into the exponent; below 2^-126 the mantissa holds the exponent.
     let byte = match quotient.to_bits() {
         0 => return Scale { byte: 127, by: 1.0, all_zero: false, underflow: some },
-        ..=0x0020_0000 => return Scale { byte: 127, by: 1.0, all_zero: true, underflow: true },
-        ..=0x0040_0000 => 0,
-        ..0x0080_0000 => 1,
+        1..=0x0020_0000 => return Scale { byte: 127, by: 1.0, all_zero: true, underflow: true },
+        0x0020_0001..=0x0040_0000 => 0,
+        0x0040_0001..0x0080_0000 => 1,
         bits => ((bits + 0x007f_ffff) >> 23) as u8,
     };
     // 2^-(byte - 127); a quotient below 2^126 keeps this normal.

@@ -11,25 +11,25 @@ use tqc::tensor::Float;
 
 /// What one encoder made of some rows.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Encoded {
-    pub planes: Vec<Vec<u8>>,
-    pub losses: Vec<RowLoss>,
-    pub repairs: Repairs,
+struct Encoded {
+    planes: Vec<Vec<u8>>,
+    losses: Vec<RowLoss>,
+    repairs: Repairs,
 }
 
 impl Encoded {
-    pub fn planes(&self) -> Vec<&[u8]> {
+    fn planes(&self) -> Vec<&[u8]> {
         self.planes.iter().map(Vec::as_slice).collect()
     }
 
-    pub fn decode(&self, spec: CodecSpec, rows: Rows<'_>) -> Vec<f32> {
+    fn decode(&self, spec: CodecSpec, rows: Rows<'_>) -> Vec<f32> {
         let mut out = vec![f32::NAN; rows.values.len()];
         codec(spec).decode(rows.in_features, rows.float, &self.planes(), &mut out);
         out
     }
 }
 
-pub fn encode(
+fn encode(
     quantizer: &dyn Quantizer,
     spec: CodecSpec,
     rows: Rows<'_>,
@@ -46,11 +46,11 @@ pub fn encode(
 }
 
 /// A fixed stream of numbers, so that a failure can be run again.
-pub struct Random(pub u64);
+struct Random(u64);
 
 impl Random {
     /// splitmix64.
-    pub fn bits(&mut self) -> u64 {
+    fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -58,24 +58,24 @@ impl Random {
     }
 
     /// In (0, 1).
-    pub fn uniform(&mut self) -> f64 {
+    fn uniform(&mut self) -> f64 {
         ((self.bits() >> 11) as f64 + 0.5) / (1u64 << 53) as f64
     }
 
     /// Box and Muller.
-    pub fn normal(&mut self) -> f64 {
+    fn normal(&mut self) -> f64 {
         (-2.0 * self.uniform().ln()).sqrt() * (std::f64::consts::TAU * self.uniform()).cos()
     }
 
     /// Student's t with two degrees of freedom: heavy tails.
-    pub fn student(&mut self) -> f64 {
+    fn student(&mut self) -> f64 {
         let chi = (self.normal().powi(2) + self.normal().powi(2)) / 2.0;
         self.normal() / chi.sqrt()
     }
 }
 
 /// `value` as a model of type `float` would hold it; the largest finite value if it is out of range.
-pub fn stored(float: Float, value: f64) -> f32 {
+fn stored(float: Float, value: f64) -> f32 {
     let largest = match float {
         Float::Bf16 => half::bf16::MAX.to_f32(),
         Float::F16 => half::f16::MAX.to_f32(),

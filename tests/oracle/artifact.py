@@ -3,6 +3,7 @@
 Each check returns a list of complaints; an empty list means that the rule holds.
 """
 
+import hashlib
 import json
 import re
 import struct
@@ -164,18 +165,50 @@ def tokenizer(folder, source):
 
 
 def provenance(folder, source):
-    """provenance.json gives every source tensor one fate and invents none."""
+    """provenance.json accounts for every source tensor, every stored tensor and every file, with its digest."""
     path = folder / "provenance.json"
     if not path.exists():
         return ["no provenance.json"]
-    listed = json.loads(path.read_text())["tensors"]
+    record = json.loads(path.read_text())
+    theirs = Tensors(sorted(source.glob("*.safetensors")))
+    bad = digests("source tensor", record["source"]["tensors"], theirs)
+    main, side = weights(folder), weights(folder / "mtp")
+    outputs = {where: [] for where in ("", "mtp/")}
+    for entry in record["outputs"]:
+        outputs["mtp/" if entry["file"].startswith("mtp/") else ""].append(entry)
+    bad += digests("stored tensor", outputs[""], main)
+    bad += digests("stored tensor of mtp/", outputs["mtp/"], side)
+
+    for entry in record["source"]["tensors"]:
+        if entry.get("fate") not in ("quantized", "kept", "cast", "moved", "dropped"):
+            bad.append(f"{entry['name']}: its fate is {entry.get('fate')}")
+        elif (entry["fate"] == "dropped") == bool(entry["outputs"]):
+            bad.append(f"{entry['name']}: {entry['fate']}, with {len(entry['outputs'])} outputs")
+        elif not entry.get("reason"):
+            bad.append(f"{entry['name']}: {entry['fate']} without a reason")
+
+    # The record cannot name its own digest, and machine.json tells of the machine.
+    there = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    there -= {"provenance.json", "machine.json"}
+    if set(record["files"]) != there:
+        bad.append(f"files: {sorted(set(record['files']) ^ there)} are either not there or not listed")
+    for name in sorted(there & set(record["files"])):
+        if hashlib.sha256((folder / name).read_bytes()).hexdigest() != record["files"][name]:
+            bad.append(f"{name}: SHA-256 differs from the record's")
+    return bad
+
+
+def digests(what, listed, tensors):
+    """Complaints unless `listed` names each of `tensors` once, with its SHA-256."""
     names = [entry["name"] for entry in listed]
-    wanted = set(Tensors(sorted(source.glob("*.safetensors"))).names())
-    bad = [f"{name}: not accounted for" for name in sorted(wanted - set(names))]
-    bad += [f"{name}: not a source tensor" for name in sorted(set(names) - wanted)]
-    if len(set(names)) != len(names):
-        bad.append("a tensor is listed twice")
-    bad += [f"{entry['name']}: no fate" for entry in listed if not entry.get("fate")]
+    bad = [f"{what} {name}: not accounted for" for name in sorted(tensors.names() - set(names))]
+    bad += [f"{what} {name}: does not exist" for name in sorted(set(names) - tensors.names())]
+    bad += [f"{what} {name}: listed twice" for name in sorted(set(names)) if names.count(name) > 1]
+    for entry in listed:
+        if entry["name"] in tensors.names():
+            found = hashlib.sha256(tensors.read(entry["name"])).hexdigest()
+            if found != entry["sha256"]:
+                bad.append(f"{what} {entry['name']}: SHA-256 differs from the record's")
     return bad
 
 

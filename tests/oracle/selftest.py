@@ -4,18 +4,20 @@ The stand-in follows docs/formats/ (mtp/ folder, vision tower, provenance), so t
 before there is anything to blame on tqc.
 """
 
+import hashlib
 import json
 import shutil
 import struct
 import tempfile
 from pathlib import Path
 
-import artifact
 import mlx.core as mx
 import reference
 import settings
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
+
+import artifact
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTING = settings.Setting("self-test", settings.affine(4, 32), (("*.mlp.*_proj", settings.affine(3, 32)),))
@@ -65,11 +67,36 @@ def stand_in(source, prepared, out, setting=SETTING):
             "model_type": "qwen3_5_mtp", "block_size": 3, "tie_word_embeddings": False,
             "text_config": config["text_config"],
         })  # fmt: skip
-    write(out / "provenance.json", {"tensors": [{"name": name, "fate": "kept"} for name in sorted(tensors)]})
     (out / "README.md").write_text("---\nlibrary_name: mlx\n---\n")
     for name in artifact.TOKENIZER_FILES:
         if (source / name).exists():
             shutil.copy(source / name, out / name)
+    write(out / "provenance.json", record(source, out))
+
+
+def record(source, out):
+    """The parts of provenance.json that the checks read."""
+
+    def tensor(stored, name, **more):
+        return {"name": name, "sha256": hashlib.sha256(stored.read(name)).hexdigest()} | more
+
+    given = artifact.Tensors(sorted(source.glob("*.safetensors")))
+    fate = {"fate": "kept", "reason": "stand-in", "outputs": ["itself"]}
+    outputs = []
+    for folder in (out, out / "mtp"):
+        stored = artifact.weights(folder)
+        files = {name: str((folder / stored.file(name)).relative_to(out)) for name in stored.names()}
+        outputs += [tensor(stored, name, file=file) for name, file in files.items()]
+    files = {
+        str(file.relative_to(out)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in out.rglob("*")
+        if file.is_file()
+    }
+    return {
+        "source": {"tensors": [tensor(given, name, **fate) for name in given.names()]},
+        "outputs": outputs,
+        "files": files,
+    }
 
 
 def write(path, value):
@@ -140,8 +167,12 @@ DAMAGE = (
     ("stale shard", "qwen3_5", lambda f: shutil.copy(f / WEIGHTS, f / "model-00001-of-00002.safetensors"), "files"),
     ("raw norm in the draft head", "qwen3_5", rewrite("mtp/model.safetensors", flip("pre_fc_norm_hidden.weight")), "mtp"),
     ("draft head lost", "qwen3_5-tied", lambda f: shutil.rmtree(f / "mtp"), "mtp"),
-    ("tensor not accounted for", "qwen3_5", edit("provenance.json", lambda p: p["tensors"].pop()), "provenance"),
-    ("tensor without a fate", "qwen3_5", edit("provenance.json", lambda p: p["tensors"][0].update(fate="")), "provenance"),
+    ("tensor not accounted for", "qwen3_5", edit("provenance.json", lambda p: p["source"]["tensors"].pop()), "provenance"),
+    ("tensor without a fate", "qwen3_5", edit("provenance.json", lambda p: p["source"]["tensors"][0].update(fate="")), "provenance"),
+    ("dropped with an output", "qwen3_5", edit("provenance.json", lambda p: p["source"]["tensors"][0].update(fate="dropped")), "provenance"),
+    ("stored tensor not listed", "qwen3_5", edit("provenance.json", lambda p: p["outputs"].pop()), "provenance"),
+    ("file not listed", "qwen3_5", edit("provenance.json", lambda p: p["files"].pop("config.json")), "provenance"),
+    ("digest of a file", "qwen3_5", lambda f: (f / "config.json").write_text((f / "config.json").read_text() + " "), "provenance"),
     ("generation config", "qwen3_5", edit("generation_config.json", lambda g: g.update(eos_token_id=1)), "tokenizer"),
     ("card lost", "qwen3_5", lambda f: (f / "README.md").unlink(), "card"),
 )  # fmt: skip
