@@ -16,8 +16,8 @@ fn section(command: &mut clap::Command, above: &str, text: &mut String) {
         format!("{above} {}", command.get_name())
     };
     let bin: &'static str = name.clone().leak();
-    let mut shown = command.clone().bin_name(bin).term_width(100);
-    let help = shown.render_long_help().to_string();
+    let mut shown = command.clone().bin_name(bin).term_width(118);
+    let help = shown.render_help().to_string();
     let help: Vec<&str> = help.lines().map(str::trim_end).collect();
     text.push_str(&format!("### `{name}`\n\n```text\n{}\n```\n\n", help.join("\n").trim_end()));
     let mut below: Vec<clap::Command> =

@@ -1,0 +1,112 @@
+//! The documents against the program: the generated command reference, and every key of every JSON.
+//!
+//! `TQC_BLESS=1 cargo test --test docs` rewrites the generated part of `docs/cli.md`.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+const RECIPE: &str = "recipes/mlx-4bit.toml";
+const SOURCE: &str = "tests/fixtures/llama-tied";
+
+/// Objects whose keys are names or settings of the user's, not ours.
+const OPEN: &[&str] = &["files", "left", "metadata", "repairs", "right"];
+
+#[test]
+fn the_command_reference_is_what_the_parser_says() {
+    const BEGIN: &str = "<!-- generated: begin -->\n";
+    const END: &str = "<!-- generated: end -->\n";
+    let path = Path::new("docs/cli.md");
+    let text = fs::read_to_string(path).unwrap();
+    let (before, rest) = text.split_once(BEGIN).expect("the first mark");
+    let (found, after) = rest.split_once(END).expect("the last mark");
+    let reference = tqc::cli::reference::reference();
+    if std::env::var_os("TQC_BLESS").is_some() {
+        fs::write(path, format!("{before}{BEGIN}{reference}{END}{after}")).unwrap();
+        return;
+    }
+    assert_eq!(found, reference, "run TQC_BLESS=1 cargo test --test docs");
+}
+
+#[test]
+fn every_key_of_every_json_is_described_and_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let artifact = folder.path().join("artifact");
+    let at = artifact.to_str().unwrap();
+    let cli = fs::read_to_string("docs/cli.md").unwrap();
+    let mut wrong = Vec::new();
+    let mut check = |command: &str, exit: i32, arguments: &[&str]| {
+        let heading = format!("### `tqc {command} --json`\n");
+        compare(&json(exit, arguments), section(&cli, &heading), &heading, &mut wrong);
+    };
+    check("plan", 0, &["plan", RECIPE, "--source", SOURCE, "--json"]);
+    check("build", 0, &["build", RECIPE, "--source", SOURCE, "-o", at, "--json"]);
+    check("inspect", 0, &["inspect", at, "--json"]);
+    // A file that the record does not name is one problem; the source has other tensors, keys and files.
+    fs::write(artifact.join("stray.txt"), "").unwrap();
+    check("verify", 1, &["verify", at, "--source", SOURCE, "--json"]);
+    check("diff", 1, &["diff", at, SOURCE, "--json"]);
+    check("doctor", 0, &["doctor", "--json"]);
+    check("bench encode", 0, &["bench", "encode", "--codec", "bf16", "--json"]);
+
+    let formats = fs::read_to_string("docs/formats/provenance.md").unwrap();
+    for file in ["provenance.json", "machine.json"] {
+        let value = serde_json::from_slice(&fs::read(artifact.join(file)).unwrap()).unwrap();
+        let heading = format!("## Keys of `{file}`\n");
+        compare(&value, section(&formats, &heading), &heading, &mut wrong);
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The text from `heading` to the next heading of any level.
+fn section<'a>(text: &'a str, heading: &str) -> &'a str {
+    let (_, rest) = text.split_once(heading).unwrap_or_else(|| panic!("no section {heading}"));
+    rest.split("\n#").next().expect("split gives at least one part")
+}
+
+fn json(exit: i32, arguments: &[&str]) -> Value {
+    let output = Command::new(env!("CARGO_BIN_EXE_tqc")).args(arguments).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(exit), "tqc {}: {stderr}", arguments.join(" "));
+    serde_json::from_slice(&output.stdout).expect("stdout is one JSON value")
+}
+
+/// Keys that only the value or only the section's tables have.
+fn compare(value: &Value, section: &str, heading: &str, wrong: &mut Vec<String>) {
+    let mut paths = BTreeSet::new();
+    collect("", value, &mut paths);
+    let rows = section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    let documented: BTreeSet<String> = rows.map(str::to_owned).collect();
+    let heading = heading.trim();
+    wrong.extend(paths.difference(&documented).map(|path| format!("{heading}: `{path}` is not described")));
+    let stale = documented.difference(&paths).filter(|path| {
+        // The items of an empty list have no keys to compare.
+        let list = path.rsplit_once("[].").map(|(list, _)| format!("{list}[]."));
+        list.is_none_or(|list| paths.iter().any(|found| found.starts_with(&list)))
+    });
+    wrong.extend(stale.map(|path| format!("{heading}: `{path}` is described and not there")));
+}
+
+/// `sizes.weights`, `modules[].name`: the path of every key.
+fn collect(at: &str, value: &Value, paths: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(object) => {
+            for (key, value) in object {
+                let path = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
+                if !(value.is_object() && OPEN.contains(&key.as_str())) {
+                    collect(&path, value, paths);
+                }
+                paths.insert(path);
+            }
+        }
+        Value::Array(items) => {
+            for item in items.iter().filter(|item| item.is_object()) {
+                collect(&format!("{at}[]"), item, paths);
+            }
+        }
+        _ => {}
+    }
+}
