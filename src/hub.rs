@@ -2,7 +2,7 @@
 //!
 //! `hf-hub` speaks the protocol and lays out the cache (`models--ORG--NAME/{blobs,snapshots,refs}`), so
 //! other tools share the files. Around it this module adds what a build needs and `hf-hub` 0.5 lacks
-//! (`docs/decisions/hub.md`): only the files a source needs, retries that continue where the bytes
+//! (`docs/decisions/0009-hub.md`): only the files a source needs, retries that continue where the bytes
 //! stopped, a limit on silence, the digest of every file, and a record of what is complete:
 //! `models--ORG--NAME/tqc/COMMIT.json` maps each file to its length and digest. With a record whose files
 //! are all there, no request is made.

@@ -11,7 +11,7 @@ pub struct Tool {
     pub name: &'static str,
     /// Version of the package.
     pub version: &'static str,
-    /// Digest of `src/`, `pipelines/`, `Cargo.toml` and `Cargo.lock`, as the build script takes it.
+    /// Digest of `src/`, `pipelines/`, `Cargo.toml`, `Cargo.lock` and `build.rs`, which takes it.
     pub source_sha256: Digest,
 }
 

@@ -36,15 +36,6 @@ pub enum ArchError {
     MissingTensor { name: String, shape: Shape, model_type: String },
     #[error("the checkpoint mixes layouts: {found}")]
     MixedLayout { found: String },
-    #[error(
-        "`{file}`: tensor `{name}` would be stored as `{stored}`, which is the name of what `{other}` becomes"
-    )]
-    NameTaken { file: String, name: String, stored: String, other: String },
-    #[error(
-        "`{file}`: tensor `{name}` cannot be kept: readers take `mtp.` names in the main files as a sign that \
-         norms are still zero-centred, and shift them again"
-    )]
-    KeptDraft { file: String, name: String },
     #[error("and {count} more")]
     More { count: usize },
 }
@@ -77,9 +68,6 @@ impl Failure for ArchError {
             ArchError::UnknownTensor { name, .. } => format!(
                 "if it must be stored as it is, add `[keep]` with `tensors = [\"{name}\"]` to the recipe"
             ),
-            ArchError::NameTaken { .. } | ArchError::KeptDraft { .. } => {
-                "leave this tensor out of the recipe's `[keep]`, and remove it from the checkpoint".to_owned()
-            }
             ArchError::More { .. } => return None,
             ArchError::MixedLayout { .. } => {
                 "use a checkpoint that is wholly in the Hugging Face layout or wholly in MLX's".to_owned()

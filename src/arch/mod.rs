@@ -96,6 +96,23 @@ pub enum Folder {
     Main,
     /// `mtp/`: the draft head.
     Mtp,
+    /// `kept/`: tensors that only the recipe's `[keep]` knows. Stock loaders refuse unknown tensors in the
+    /// main files.
+    Kept,
+}
+
+impl Folder {
+    /// The folders beside the main files, in the order they are written.
+    pub const SIDE: [Folder; 2] = [Folder::Mtp, Folder::Kept];
+
+    /// Path below the artifact: empty for the main files.
+    pub fn path(self) -> &'static str {
+        match self {
+            Folder::Main => "",
+            Folder::Mtp => "mtp",
+            Folder::Kept => "kept",
+        }
+    }
 }
 
 /// One parameter of the artifact and where it comes from.
@@ -121,7 +138,7 @@ impl Output {
     /// The stored name of one plane: `suffix` replaces `weight`.
     pub fn stored_name(&self, suffix: &str) -> String {
         let path: &str = match self.folder {
-            Folder::Main => &self.module,
+            Folder::Main | Folder::Kept => &self.module,
             // The companion folder's names lack the prefix: that is how its readers tell gains from raw norms.
             Folder::Mtp => self.module.strip_prefix("mtp.").unwrap_or(&self.module),
         };
@@ -309,7 +326,7 @@ impl Output {
             shape: shape.clone(),
             select: RowSelect::all(shape.rows()),
             transforms: Vec::new(),
-            folder: Folder::Main,
+            folder: Folder::Kept,
         }
     }
 }

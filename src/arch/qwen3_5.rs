@@ -143,7 +143,7 @@ impl Writer<'_> {
         steps: Vec<Arc<dyn Transform>>,
     ) {
         let role = match (self.folder, role) {
-            (Folder::Main, role) => role,
+            (Folder::Main | Folder::Kept, role) => role,
             (Folder::Mtp, role) if role.quantizable() => Role::DraftLinear,
             (Folder::Mtp, _) => Role::Draft,
         };

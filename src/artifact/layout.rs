@@ -59,7 +59,7 @@ pub struct ModuleTensors {
 /// Assigns every plane of every module to a file and an offset; `places[module][plane]`.
 ///
 /// Main files are filled in order up to `shard_size` bytes of payload; a module larger than that has a
-/// file of its own. The draft head is one file.
+/// file of its own. Each side folder has one file.
 pub fn lay_out(modules: &[ModuleTensors], shard_size: u64) -> (Vec<OutputFile>, Vec<Vec<Place>>) {
     let mut shards: Vec<Vec<usize>> = vec![Vec::new()];
     let mut filled = 0;
@@ -81,9 +81,11 @@ pub fn lay_out(modules: &[ModuleTensors], shard_size: u64) -> (Vec<OutputFile>, 
             _ => (format!("model-{:05}-of-{count:05}.safetensors", i + 1), modules),
         })
         .collect();
-    let draft: Vec<usize> = (0..modules.len()).filter(|i| modules[*i].folder == Folder::Mtp).collect();
-    if !draft.is_empty() {
-        members.push(("mtp/model.safetensors".to_owned(), draft));
+    for folder in Folder::SIDE {
+        let inside: Vec<usize> = (0..modules.len()).filter(|i| modules[*i].folder == folder).collect();
+        if !inside.is_empty() {
+            members.push((format!("{}/model.safetensors", folder.path()), inside));
+        }
     }
 
     let nowhere = Place { file: 0, offset: 0 };

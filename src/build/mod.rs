@@ -80,8 +80,8 @@ pub struct Built {
     pub elapsed_s: f64,
     /// What the process held at most.
     pub peak: PeakMemory,
-    /// Digest of all that was read from the source but the tokenizer, as [`digest_of_files`] takes it:
-    /// `config.json`, other copied files, and `tensors` for [`SourceRecord::sha256`].
+    /// Digest of all files that were read from the source but the tokenizer's, as [`digest_of_files`] takes
+    /// it: `config.json`, the weight files, other copied files.
     pub source_sha256: Digest,
     /// Digest of the tokenizer's files, if there are any.
     pub tokenizer_sha256: Option<Digest>,
@@ -126,9 +126,16 @@ impl BuildError {
         BuildError::Io { what, path: path.to_owned(), source }
     }
 
-    /// Whether finished work is worth keeping: the same build can go on once the cause is mended.
+    /// Whether finished work is worth keeping: the same build can go on once the cause is mended. What is
+    /// wrong with the weights themselves cannot be mended without changing the source.
     fn keeps_work(&self) -> bool {
-        matches!(self, BuildError::Io { .. } | BuildError::Interrupted { .. })
+        matches!(
+            self,
+            BuildError::Io { .. }
+                | BuildError::DiskSpace { .. }
+                | BuildError::CopyChanged { .. }
+                | BuildError::Interrupted { .. }
+        )
     }
 }
 
@@ -181,12 +188,42 @@ impl Failure for BuildError {
     }
 }
 
-/// Builds the artifact.
+/// An artifact that is whole but not yet published: the caller may still look at it and refuse.
+#[must_use = "an artifact that is not published stays invisible"]
+pub struct Finished {
+    /// What was built.
+    pub built: Built,
+    staging: Staging,
+    unmade: Unmade,
+}
+
+impl Finished {
+    /// Puts the artifact in its place, in one step.
+    ///
+    /// # Errors
+    /// [`BuildError::Io`]; the target is then as it was.
+    pub fn publish(self) -> Result<Built, BuildError> {
+        self.staging.publish()?;
+        Ok(self.built)
+    }
+
+    /// Throws the artifact away; the target is as it was.
+    ///
+    /// # Errors
+    /// [`BuildError::Io`].
+    pub fn discard(self) -> Result<(), BuildError> {
+        self.staging.discard()?;
+        self.unmade.remove_if_empty();
+        Ok(())
+    }
+}
+
+/// Builds the artifact beside its place.
 ///
 /// # Errors
 /// [`BuildError`], [`crate::plan::PlanError::Strict`], or the checkpoint's if a file changed meanwhile.
-/// Nothing is left behind unless the work can be resumed.
-pub fn build(plan: &Plan, options: &Options<'_>) -> Outcome<Built> {
+/// Nothing is left behind unless work is finished that a resume can use.
+pub fn build(plan: &Plan, options: &Options<'_>) -> Outcome<Finished> {
     let start = Instant::now();
     if options.strict {
         plan.check_strict()?;
@@ -205,10 +242,7 @@ pub fn build(plan: &Plan, options: &Options<'_>) -> Outcome<Built> {
         .and_then(|results| finish(plan, options, &staging, results, start));
     options.progress.end();
     match result {
-        Ok(built) => {
-            staging.publish()?;
-            Ok(built)
-        }
+        Ok(built) => Ok(Finished { built, staging, unmade }),
         Err(Ending { failure, keep }) if keep && staging.has_work() => Err(failure),
         Err(Ending { failure, .. }) => {
             staging.discard()?;
@@ -292,7 +326,8 @@ fn finish(
     }));
     notes.sort();
     if options.strict {
-        strict(&notes).map_err(|error| stop(error.into()))?;
+        // The same build without `--strict` can use all of it.
+        strict(&notes).map_err(|error| Ending { failure: error.into(), keep: true })?;
     }
 
     let artifact = staging.artifact();
@@ -345,8 +380,9 @@ fn finish(
 fn pinned_source(plan: &Plan, provenance: &Provenance) -> Digest {
     let copied = plan.copied.iter().filter(|file| !file.tokenizer);
     let copied = copied.map(|file| (file.name.as_str(), file.sha256));
-    let read = [("config.json", plan.config.digest()), ("tensors", provenance.source.sha256)];
-    digest_of_files(read.into_iter().chain(copied))
+    let weights = provenance.source.files.iter().map(|file| (file.name.as_str(), file.sha256));
+    let config = [("config.json", plan.config.digest())];
+    digest_of_files(config.into_iter().chain(weights).chain(copied))
 }
 
 fn repair_words(kind: crate::quant::Repair) -> &'static str {

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::file_digest;
+use crate::arch::Folder;
 use crate::artifact::open::files_below;
 use crate::artifact::{MACHINE, PROVENANCE};
 use crate::checkpoint::{Checkpoint, Links, TensorEntry};
@@ -76,8 +77,11 @@ pub struct FileDifference {
 pub fn diff(left: &Path, right: &Path) -> Outcome<Difference> {
     let mut found = Difference::default();
     tensors(left, right, "", &mut found)?;
-    if left.join("mtp").is_dir() || right.join("mtp").is_dir() {
-        tensors(&left.join("mtp"), &right.join("mtp"), "mtp/", &mut found)?;
+    for folder in Folder::SIDE {
+        let (a, b) = (left.join(folder.path()), right.join(folder.path()));
+        if a.is_dir() || b.is_dir() {
+            tensors(&a, &b, &format!("{}/", folder.path()), &mut found)?;
+        }
     }
     for name in CONFIGS.into_iter().chain([PROVENANCE]) {
         let (a, b) = (json(&left.join(name)), json(&right.join(name)));

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::arch::Folder;
 use crate::artifact::open::Artifact;
 use crate::checkpoint::{Checkpoint, Links};
 use crate::digest::Digest;
@@ -84,14 +85,13 @@ pub fn inspect(path: &Path) -> Outcome<Inspection> {
     let main = Checkpoint::open_with(path, &Links::of_folder(path))?;
     let config = read_json(&path.join("config.json"));
     let mut parts = vec![(String::new(), main, quantization(config.as_ref()))];
-    let draft = path.join("mtp");
-    if draft.join("model.safetensors").is_file() {
-        let checkpoint = Checkpoint::open_with(&draft, &Links::of_folder(&draft))?;
-        parts.push((
-            "mtp/".to_owned(),
-            checkpoint,
-            quantization(read_json(&draft.join("config.json")).as_ref()),
-        ));
+    for folder in Folder::SIDE {
+        let side = path.join(folder.path());
+        if side.join("model.safetensors").is_file() {
+            let checkpoint = Checkpoint::open_with(&side, &Links::of_folder(&side))?;
+            let config = read_json(&side.join("config.json"));
+            parts.push((format!("{}/", folder.path()), checkpoint, quantization(config.as_ref())));
+        }
     }
     let artifact = match path.join(crate::artifact::PROVENANCE).is_file() {
         true => Some(Artifact::open(path)?),

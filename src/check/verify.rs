@@ -76,7 +76,7 @@ impl Failure for VerifyError {
     fn exit(&self) -> Exit {
         match self {
             VerifyError::RebuildNeedsSource => Exit::Request,
-            VerifyError::Unreadable { .. } => Exit::Input,
+            VerifyError::Unreadable { .. } => Exit::Machine,
             VerifyError::Interrupted => Exit::Interrupted,
         }
     }

@@ -57,17 +57,18 @@ impl BuildArgs {
         let (recipe, source) = fetch::recipe_and_source(&self.recipe)?;
         let plan = plan(recipe, source, self.machine.limits())?;
         let target = self.output.clone().unwrap_or_else(|| plan.default_output());
-        if let Some(lock) = &lock {
-            // What the plan knows already differs: say so before the work, not after.
-            let found = Lock {
-                tool: tool_words(&plan),
-                tool_digest: plan.tool.source_sha256,
-                recipe: plan.recipe.digest(),
-                ..lock.clone()
-            };
-            if let Some(exit) = self.report_lock(lock, &found, &lock_path)? {
-                return Ok(exit);
-            }
+        let tool = format!("{} {}", plan.tool.name, plan.tool.version);
+        // What the plan knows already is compared before the work, not after.
+        let planned = |lock: &Lock| Lock {
+            tool: tool.clone(),
+            tool_digest: plan.tool.source_sha256,
+            recipe: plan.recipe.digest(),
+            ..lock.clone()
+        };
+        if let Some(lock) = &lock
+            && !holds(lock, &planned(lock), &lock_path, false)
+        {
+            return Ok(Exit::No);
         }
         for note in &plan.notes {
             eprintln!("note: `{}` {}", note.subject, note.detail);
@@ -83,29 +84,32 @@ impl BuildArgs {
         let bar = Bar::default();
         let options =
             Options { target: &target, unfinished, strict: self.strict, stop: &stop, progress: &bar };
-        let built = build(&plan, &options)?;
-        let known = plan.notes.len();
-        for note in built.notes.iter().filter(|note| !plan.notes.contains(note)) {
+        let finished = build(&plan, &options)?;
+        for note in finished.built.notes.iter().filter(|note| !plan.notes.contains(note)) {
             eprintln!("warning: `{}` {}", note.subject, note.detail);
         }
-        debug_assert!(built.notes.len() >= known);
-        self.report(&plan, &built)?;
         let found = Lock {
-            tool: tool_words(&plan),
+            tool: tool.clone(),
             tool_digest: plan.tool.source_sha256,
             recipe: plan.recipe.digest(),
-            source: built.source_sha256,
-            tokenizer: built.tokenizer_sha256,
-            artifact: built.digest,
+            source: finished.built.source_sha256,
+            tokenizer: finished.built.tokenizer_sha256,
+            artifact: finished.built.digest,
         };
+        if let Some(lock) = &lock
+            && !holds(lock, &found, &lock_path, true)
+        {
+            eprintln!("`{}` is as it was before", target.display());
+            finished.discard()?;
+            return Ok(Exit::No);
+        }
+        let built = finished.publish()?;
+        self.report(&plan, &built)?;
         if self.write_lock {
             write_whole(&lock_path, &found.text())?;
             eprintln!("wrote {}", lock_path.display());
         }
-        match &lock {
-            Some(lock) => Ok(self.report_lock(lock, &found, &lock_path)?.unwrap_or(Exit::Done)),
-            None => Ok(Exit::Done),
-        }
+        Ok(Exit::Done)
     }
 
     fn report(&self, plan: &Plan, built: &Built) -> Outcome<()> {
@@ -144,21 +148,16 @@ impl BuildArgs {
         ))?;
         Ok(())
     }
-
-    /// `Some(No)` after a readable difference, if there is one.
-    fn report_lock(&self, lock: &Lock, found: &Lock, path: &Path) -> Outcome<Option<Exit>> {
-        let differences = lock.differences(found);
-        if differences.is_empty() {
-            return Ok(None);
-        }
-        eprintln!("`{}` does not hold:", path.display());
-        eprint!("{}", differences_text(&differences));
-        Ok(Some(Exit::No))
-    }
 }
 
-fn tool_words(plan: &Plan) -> String {
-    format!("{} {}", plan.tool.name, plan.tool.version)
+/// Whether the lock holds; says what differs if not.
+fn holds(lock: &Lock, found: &Lock, path: &Path, built: bool) -> bool {
+    let differences = lock.differences(found);
+    if !differences.is_empty() {
+        eprintln!("`{}` does not hold:", path.display());
+        eprint!("{}", differences_text(&differences, built));
+    }
+    differences.is_empty()
 }
 
 /// A flag that Ctrl-C and SIGTERM raise; a second signal ends the process at once.

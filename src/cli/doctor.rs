@@ -63,18 +63,9 @@ fn cpu_features() -> Vec<&'static str> {
             ($($name:tt),*) => { $(if is_x86_feature_detected!($name) { found.push($name); })* };
         }
         probe!(
-            "sse4.2",
-            "avx2",
-            "fma",
-            "f16c",
-            "bmi2",
-            "avx512f",
-            "avx512bw",
-            "avx512dq",
-            "avx512vl",
-            "avx512vbmi",
-            "sha"
+            "avx2", "f16c", "bmi1", "bmi2", "lzcnt", "popcnt", "avx512f", "avx512bw", "avx512dq", "avx512vl"
         );
+        probe!("sha", "sse4.1");
     }
     #[cfg(target_arch = "aarch64")]
     found.push("neon");

@@ -52,7 +52,8 @@ struct Common {
 /// What of the machine a command may use.
 #[derive(Debug, Args)]
 struct Machine {
-    /// Working memory of all threads together, such as 4GiB [default: 4 x the largest tensor].
+    /// Working memory of all threads together, such as 4GiB [default: 4 x the largest tensor,
+    /// at least 64MiB].
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
     /// Threads [default: all the machine has]. The result does not depend on it.

@@ -12,6 +12,9 @@ use crate::units::Bytes;
 /// The process itself: code, headers, plan, provenance.
 const OVERHEAD: Bytes = Bytes::mib(32);
 
+/// The default budget of small models, whose largest tensor says nothing about the machine.
+const LEAST_DEFAULT: Bytes = Bytes::mib(64);
+
 /// Threads that fit the budget, and the peak that follows.
 pub(super) fn fit(
     checkpoint: &Checkpoint,
@@ -22,7 +25,7 @@ pub(super) fn fit(
     let worker = modules.iter().map(worker_bytes).max().unwrap_or(0).max(1);
     let largest = checkpoint.tensors().iter().map(|entry| entry.bytes()).max().unwrap_or(0);
     let wanted = limits.threads.max(1);
-    let budget = limits.memory.unwrap_or(Bytes((4 * largest).max(worker)));
+    let budget = limits.memory.unwrap_or(Bytes((4 * largest).max(LEAST_DEFAULT.0)));
     let fitting = usize::try_from(budget.0 / worker).unwrap_or(usize::MAX);
     if fitting == 0 {
         return Err(PlanError::Memory { needed: Bytes(worker), budget });

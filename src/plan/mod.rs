@@ -6,7 +6,6 @@ mod memory;
 mod module;
 mod side;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -15,7 +14,7 @@ pub use estimate::{Estimate, estimate};
 pub use module::{Module, STRIP_ELEMENTS};
 pub use side::{CopiedFile, SideFile};
 
-use crate::arch::{Arch, ArchError, Config, Fate, Folder, Found, Model, Role, registry};
+use crate::arch::{Arch, ArchError, Config, Fate, Found, Model, registry};
 use crate::artifact::layout::{ModuleTensors, OutputFile, lay_out};
 use crate::checkpoint::{Checkpoint, Links};
 use crate::digest::{Digest, canonical_json};
@@ -47,7 +46,7 @@ pub struct HubId {
 /// What the machine may use.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Budget for the working memory of all threads; none means four times the largest tensor.
+    /// Budget for the working memory of all threads; none means four times the largest tensor, at least 64 MiB.
     pub memory: Option<Bytes>,
     /// Threads asked for.
     pub threads: usize,
@@ -175,7 +174,8 @@ pub enum PlanError {
 impl Failure for PlanError {
     fn exit(&self) -> Exit {
         match self {
-            PlanError::Unreadable { .. } | PlanError::TooLarge { .. } => Exit::Input,
+            PlanError::TooLarge { .. } => Exit::Input,
+            PlanError::Unreadable { .. } => Exit::Machine,
             _ => Exit::Request,
         }
     }
@@ -212,8 +212,7 @@ pub fn plan(recipe: Recipe, source: SourceFolder, limits: Limits) -> Outcome<Pla
     let model = arch.model(&config, &probe)?;
     let fates = bind(&recipe, &checkpoint, &model)?;
 
-    let mut modules = module::assign(&recipe, &checkpoint, &model, &fates, &pipeline)?;
-    refuse_bad_names(&checkpoint, &modules)?;
+    let (mut modules, allocator) = module::assign(&recipe, &checkpoint, &model, &fates, &pipeline)?;
     let tensors: Vec<ModuleTensors> = modules
         .iter()
         .map(|module| ModuleTensors { folder: module.output.folder, planes: module.stored.clone() })
@@ -238,7 +237,7 @@ pub fn plan(recipe: Recipe, source: SourceFolder, limits: Limits) -> Outcome<Pla
         arch,
         model,
         pipeline,
-        allocator: module::ALLOCATOR,
+        allocator,
         fates,
         modules,
         files,
@@ -295,34 +294,6 @@ fn refuse_packed(checkpoint: &Checkpoint) -> Result<(), Problems<ArchError>> {
         });
     // One is enough to say what is wrong with all of them.
     Problems::none_or(packed.take(1).collect(), ())
-}
-
-/// A kept tensor has its name from the source: it must not collide with what the artifact stores, nor
-/// mislead readers.
-fn refuse_bad_names(checkpoint: &Checkpoint, modules: &[Module]) -> Result<(), Problems<ArchError>> {
-    // Known tensors first: of two of one name, the kept one is in the wrong.
-    let (kept, known): (Vec<&Module>, Vec<&Module>) =
-        modules.iter().partition(|module| module.output.role == Role::Unknown);
-    let source = |module: &Module| {
-        let entry = &checkpoint.tensors()[module.tensor];
-        (checkpoint.files()[entry.file].name.clone(), entry.name.clone())
-    };
-    let mut taken: BTreeMap<(Folder, &str), &Module> = BTreeMap::new();
-    let mut problems = Vec::new();
-    for module in known.into_iter().chain(kept) {
-        let (file, name) = source(module);
-        if module.output.role == Role::Unknown && name.contains("mtp.") {
-            problems.push(ArchError::KeptDraft { file, name });
-            continue;
-        }
-        for plane in &module.stored {
-            if let Some(other) = taken.insert((module.output.folder, &plane.name), module) {
-                let (file, name, stored) = (file.clone(), name.clone(), plane.name.clone());
-                problems.push(ArchError::NameTaken { file, name, stored, other: source(other).1 });
-            }
-        }
-    }
-    Problems::none_or(problems, ())
 }
 
 fn sizes(checkpoint: &Checkpoint, modules: &[Module], files: &[OutputFile]) -> Sizes {

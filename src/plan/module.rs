@@ -123,7 +123,7 @@ impl Module {
     pub fn fate(&self) -> &'static str {
         match (self.assignment.codec, self.output.folder) {
             (codec, _) if codec.quantizes() => "quantized",
-            (_, Folder::Mtp) => "moved",
+            (_, Folder::Mtp | Folder::Kept) => "moved",
             (CodecSpec::Keep, _) => "kept",
             _ if self.work.stored == self.work.float.dtype() => "kept",
             _ => "cast",
@@ -131,17 +131,14 @@ impl Module {
     }
 }
 
-/// Which allocator [`assign`] asks, as provenance names it.
-pub(super) const ALLOCATOR: &str = "rules";
-
-/// Gives every output a codec and cuts its rows into panels.
+/// Gives every output a codec and cuts its rows into panels; also says which allocator gave them.
 pub(super) fn assign(
     recipe: &Recipe,
     checkpoint: &Checkpoint,
     model: &Model,
     fates: &[Fate],
     pipeline: &Pipeline,
-) -> Outcome<Vec<Module>> {
+) -> Outcome<(Vec<Module>, &'static str)> {
     let mut outputs: Vec<(usize, &Output)> = Vec::new();
     for (tensor, fate) in fates.iter().enumerate() {
         if let Fate::Outputs(list) = fate {
@@ -168,7 +165,7 @@ pub(super) fn assign(
         module.panels = module.select().panels(module.rows, most);
         module
     });
-    Ok(modules.collect())
+    Ok((modules.collect(), allocator.id()))
 }
 
 fn owns_all(output: &Output) -> bool {

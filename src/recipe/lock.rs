@@ -218,8 +218,8 @@ impl fmt::Display for Difference {
     }
 }
 
-/// All differences, and the one sentence that they amount to.
-pub fn differences_text(differences: &[Difference]) -> String {
+/// All differences, and the one sentence that they amount to; `built` says whether an artifact was built.
+pub fn differences_text(differences: &[Difference], built: bool) -> String {
     let mut text = String::from("--- lock\n+++ found\n");
     for difference in differences {
         text.push_str(&format!("{difference}\n"));
@@ -244,7 +244,11 @@ pub fn differences_text(differences: &[Difference]) -> String {
             } else {
                 format!("{} and {last}", first.join(", "))
             };
-            let what = if artifact { "so did the artifact" } else { "the artifact did not" };
+            let what = match (built, artifact) {
+                (false, _) => "nothing was built",
+                (true, true) => "so did the artifact",
+                (true, false) => "the artifact did not",
+            };
             format!("{who} changed; {what}\n")
         }
     });
@@ -336,14 +340,14 @@ mod tests {
             "5".repeat(64),
             "b".repeat(64)
         );
-        assert_eq!(differences_text(&lock().differences(&found)), expected);
+        assert_eq!(differences_text(&lock().differences(&found), true), expected);
         assert!(lock().differences(&lock()).is_empty());
     }
 
     #[test]
     fn an_artifact_that_changed_alone_is_called_a_fault_of_the_tool() {
         let found = Lock { artifact: digest('b'), ..lock() };
-        let text = differences_text(&lock().differences(&found));
+        let text = differences_text(&lock().differences(&found), true);
         assert!(
             text.ends_with("every input is the same and the artifact is not: please report this\n"),
             "{text}"

@@ -59,8 +59,7 @@ pub fn finish(mut command: Command) -> Run {
 #[macro_export]
 macro_rules! args {
     ($($arg:expr),* $(,)?) => {{
-        let mut list: Vec<std::ffi::OsString> = Vec::new();
-        $(list.push(std::ffi::OsStr::new(&$arg).to_owned());)*
+        let list: Vec<std::ffi::OsString> = vec![$(std::ffi::OsStr::new(&$arg).to_owned()),*];
         list
     }};
 }

@@ -215,7 +215,7 @@ fn parameters_beyond_the_stored_type_are_refused_with_row_and_group() {
             );
             assert_eq!(
                 error.to_string(),
-                "scale or bias of row 0, group 3 is not finite when stored as f16 (from 1e5)"
+                "scale or bias of group 3 is not finite when stored as f16 (from 1e5)"
             );
             assert_eq!(error.exit(), Exit::Input);
             assert!(error.help().unwrap().contains("`keep`"));
