@@ -180,8 +180,9 @@ impl<'a> Worker<'a> {
         let mut times = Vec::new();
         let mut start = Instant::now();
         for (s, strip) in self.source.chunks_exact(strip_bytes).enumerate() {
+            let ahead = self.source.get((s + 1) * strip_bytes..(s + 2) * strip_bytes).unwrap_or_default();
             widen(Float::Bf16, strip, &mut self.values, self.isa);
-            let rows = Rows { values: &self.values, in_features: IN_FEATURES, float: Float::Bf16 };
+            let rows = Rows { values: &self.values, in_features: IN_FEATURES, float: Float::Bf16, ahead };
             let mut slices: Vec<&mut [u8]> = self
                 .planes
                 .iter_mut()

@@ -68,6 +68,7 @@ pub fn encode_panel<'a>(
         });
         let mut unit = WorkUnit {
             stored: &stored[start * row_bytes..end * row_bytes],
+            ahead: &stored[end * row_bytes..(end + strip).min(count) * row_bytes],
             values: std::mem::take(&mut scratch.values),
             planes: planes.collect(),
             losses: &mut encoded.losses[start..end],

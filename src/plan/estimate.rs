@@ -51,7 +51,7 @@ fn weights_per_second(codec: CodecSpec, encoder: &str, plan: &Plan) -> f64 {
     let mut losses = vec![RowLoss::default(); rows];
     let rate = rate(|| {
         let mut slices: Vec<&mut [u8]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
-        let rows = Rows { values: &values, in_features: ROW, float: Float::Bf16 };
+        let rows = Rows { values: &values, in_features: ROW, float: Float::Bf16, ahead: &[] };
         // The values are finite and small, so no refusal is possible.
         let _ = quantizer.fit(codec, rows, plan.isa, &mut slices, &mut losses);
     });

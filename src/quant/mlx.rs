@@ -12,6 +12,7 @@ use crate::codec::affine::{with_bits, write_parameter};
 use crate::codec::mxfp::Mxfp;
 use crate::isa::Isa;
 use crate::numeric::lanes::{Kernel, LANES, Lanes, dispatch};
+use crate::numeric::prefetch;
 
 /// The default encoder.
 pub(super) struct Mlx;
@@ -76,8 +77,11 @@ impl<const BITS: u32> Kernel for Encode<'_, '_, BITS> {
         let mut sums = RowSums::<V>::new(self.losses, self.rows.in_features);
         let mut packed = weight.chunks_exact_mut(group_size * BITS as usize / 8);
         // Ranges of sixteen groups first, then their parameters at once, then their codes.
+        let strips = self.rows.values.len().div_ceil(LANES * group_size);
+        let mut ahead = self.rows.ahead.chunks(self.rows.ahead.len().div_ceil(strips).max(1));
         for (s, strip) in self.rows.values.chunks(LANES * group_size).enumerate() {
             let first = s * LANES;
+            prefetch(ahead.next().unwrap_or_default());
             let [mut low, mut high] = [[0.0; LANES]; 2];
             for (g, group) in strip.chunks_exact(group_size).enumerate() {
                 (low[g], high[g]) = range::<V>(group);

@@ -161,6 +161,8 @@ pub struct Rows<'a> {
     pub in_features: usize,
     /// The dtype that scales and biases are stored in: the model's.
     pub float: Float,
+    /// Stored bytes that are read next: a fast encoder asks memory for them meanwhile. May be empty.
+    pub ahead: &'a [u8],
 }
 
 /// A search for codes.

@@ -60,6 +60,8 @@ pub struct ModuleWork {
 pub struct WorkUnit<'a> {
     /// The rows as stored. [`Datum::Stored`]
     pub stored: &'a [u8],
+    /// Stored bytes that the next unit will read; may be empty.
+    pub ahead: &'a [u8],
     /// The rows in f32. [`Datum::Values`]
     pub values: Vec<f32>,
     /// Where the encoded rows go, one exactly sized slice a plane. [`Datum::Planes`]

@@ -25,7 +25,12 @@ impl Stage for Quantize {
     }
 
     fn run(&self, unit: &mut WorkUnit<'_>, work: &ModuleWork, isa: Isa) -> Result<(), StageError> {
-        let rows = Rows { values: &unit.values, in_features: work.row_elements, float: work.float };
+        let rows = Rows {
+            values: &unit.values,
+            in_features: work.row_elements,
+            float: work.float,
+            ahead: unit.ahead,
+        };
         unit.repairs += work.quantizer().fit(work.codec, rows, isa, &mut unit.planes, unit.losses)?;
         Ok(())
     }

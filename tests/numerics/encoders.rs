@@ -68,7 +68,7 @@ fn hard_rows(float: Float) -> Vec<f32> {
 fn every_isa_gives_the_bytes_and_losses_of_the_scalar_definition() {
     for float in FLOATS {
         let values = hard_rows(float);
-        let rows = Rows { values: &values, in_features: K, float };
+        let rows = Rows { values: &values, in_features: K, float, ahead: &[] };
         for (quantizer, spec) in every_pair() {
             let Ok(expected) = encode(quantizer, spec, rows, Isa::Scalar) else {
                 assert_eq!(spec, CodecSpec::F16, "{} {spec} {float}", quantizer.id());
@@ -97,13 +97,14 @@ fn any_split_into_rows_gives_the_same_bytes_and_losses() {
     let values = hard_rows(float);
     for (quantizer, spec) in every_pair().filter(|(_, spec)| *spec != CodecSpec::F16) {
         let whole =
-            encode(quantizer, spec, Rows { values: &values, in_features: K, float }, Isa::best()).unwrap();
+            encode(quantizer, spec, Rows { values: &values, in_features: K, float, ahead: &[] }, Isa::best())
+                .unwrap();
         for rows_at_a_time in [1, 3] {
             let mut planes = vec![Vec::new(); whole.planes.len()];
             let mut losses = Vec::new();
             let mut repairs = tqc::quant::Repairs::default();
             for part in values.chunks(rows_at_a_time * K) {
-                let rows = Rows { values: part, in_features: K, float };
+                let rows = Rows { values: part, in_features: K, float, ahead: &[] };
                 let part = encode(quantizer, spec, rows, Isa::best()).unwrap();
                 for (plane, part) in planes.iter_mut().zip(&part.planes) {
                     plane.extend_from_slice(part);
@@ -121,7 +122,7 @@ fn any_split_into_rows_gives_the_same_bytes_and_losses() {
 fn the_reported_error_is_that_of_what_the_bytes_decode_to() {
     for float in FLOATS {
         let values = hard_rows(float);
-        let rows = Rows { values: &values, in_features: K, float };
+        let rows = Rows { values: &values, in_features: K, float, ahead: &[] };
         for (quantizer, spec) in every_pair() {
             let Ok(encoded) = encode(quantizer, spec, rows, Isa::best()) else { continue };
             let decoded = encoded.decode(spec, rows);
@@ -167,7 +168,7 @@ fn worked_examples_of_the_affine_encoder() {
         for (float, group, bits, scale, bias, codes) in examples {
             let values: Vec<f32> =
                 group.iter().copied().cycle().take(32).map(|w| stored(float, w.into())).collect();
-            let rows = Rows { values: &values, in_features: 32, float };
+            let rows = Rows { values: &values, in_features: 32, float, ahead: &[] };
             let encoded = encode(quantizer("mlx").unwrap(), affine(bits, 32), rows, isa).unwrap();
             let parameter = |value: f32| match float {
                 Float::Bf16 => ((value.to_bits() >> 16) as u16).to_le_bytes().to_vec(),
@@ -197,7 +198,7 @@ fn parameters_beyond_the_stored_type_are_refused_with_row_and_group() {
             let mut values = vec![0.5f32; 2 * 256];
             values[256 + 2 * 64 + 7] = f32::MAX;
             values[256 + 2 * 64 + 9] = -f32::MAX;
-            let rows = Rows { values: &values, in_features: 256, float: Float::F32 };
+            let rows = Rows { values: &values, in_features: 256, float: Float::F32, ahead: &[] };
             let error = encode(encoder, affine(4, 64), rows, isa).unwrap_err();
             let QuantError::ParameterOverflow { row: 1, group: 2, float: Float::F32, value } = error else {
                 panic!("{error}")
@@ -207,7 +208,7 @@ fn parameters_beyond_the_stored_type_are_refused_with_row_and_group() {
             // Row 0, group 3: a bias that f16 cannot hold.
             let mut values = vec![0.5f32; 256];
             values[3 * 64] = 1e5;
-            let rows = Rows { values: &values, in_features: 256, float: Float::F16 };
+            let rows = Rows { values: &values, in_features: 256, float: Float::F16, ahead: &[] };
             let error = encode(encoder, affine(8, 64), rows, isa).unwrap_err();
             assert_eq!(
                 error,
@@ -232,7 +233,7 @@ fn groups_below_the_least_scale_become_zeros_and_are_counted() {
         values[32..].fill(0.0);
         values[40] = 1.0;
         values[100] = -(2f32.powi(-140));
-        let rows = Rows { values: &values, in_features: 128, float: Float::F32 };
+        let rows = Rows { values: &values, in_features: 128, float: Float::F32, ahead: &[] };
         for (spec, byte_of_one) in [(CodecSpec::Mxfp4, 127 - 2), (CodecSpec::Mxfp8, 127 - 8)] {
             let encoded = encode(mlx, spec, rows, isa).unwrap();
             assert_eq!(encoded.repairs.scale_underflow, 2, "{isa} {spec}");
@@ -249,7 +250,7 @@ fn groups_below_the_least_scale_become_zeros_and_are_counted() {
         // nvfp4 has no scale below 2^-9; 6 · 2^-10 is the tie that rounds to zero.
         let mut values = vec![0.0; 64];
         (values[0], values[16], values[32]) = (6.0 * 2f32.powi(-10), 6.0 * 2f32.powi(-10) * 1.01, -1e-30);
-        let rows = Rows { values: &values, in_features: 64, float: Float::F32 };
+        let rows = Rows { values: &values, in_features: 64, float: Float::F32, ahead: &[] };
         let encoded = encode(mlx, CodecSpec::Nvfp4, rows, isa).unwrap();
         assert_eq!(encoded.planes[1], [0, 1, 0, 0], "{isa}");
         assert_eq!(encoded.repairs.scale_underflow, 2, "{isa}");
@@ -262,7 +263,7 @@ fn an_nvfp4_group_beyond_its_largest_scale_is_counted() {
     for isa in Isa::available() {
         let mut values = vec![1.0; 64];
         (values[0], values[16], values[32], values[48]) = (2688.0, 2689.0, -4000.0, -2688.0);
-        let rows = Rows { values: &values, in_features: 64, float: Float::F32 };
+        let rows = Rows { values: &values, in_features: 64, float: Float::F32, ahead: &[] };
         let encoded = encode(quantizer("mlx").unwrap(), CodecSpec::Nvfp4, rows, isa).unwrap();
         assert_eq!(encoded.planes[1], [0x7e; 4], "{isa}");
         assert_eq!(encoded.repairs.rows().collect::<Vec<_>>(), [(Repair::ScaleOverflow, 2)]);
@@ -277,7 +278,7 @@ fn float_storage_rounds_to_even_and_names_a_weight_it_cannot_hold() {
     for isa in Isa::available() {
         // 257 = 1.0000 0000 1 · 2^8 lies midway between the bf16 values 256 and 258, 259 between 258 and 260.
         let values = [257.0, 259.0, -0.0, 1.5, 2049.0];
-        let rows = Rows { values: &values, in_features: 5, float: Float::F32 };
+        let rows = Rows { values: &values, in_features: 5, float: Float::F32, ahead: &[] };
         let bf16 = encode(cast, CodecSpec::Bf16, rows, isa).unwrap();
         assert_eq!(bf16.decode(CodecSpec::Bf16, rows), [256.0, 260.0, -0.0, 1.5, 2048.0]);
         assert_eq!(bf16.losses[0].error, 3.0);
@@ -288,7 +289,7 @@ fn float_storage_rounds_to_even_and_names_a_weight_it_cannot_hold() {
         assert_eq!(keep.losses[0].error, 0.0);
 
         let values = [1.0, 2.0, 3.0, -65520.0];
-        let rows = Rows { values: &values, in_features: 2, float: Float::Bf16 };
+        let rows = Rows { values: &values, in_features: 2, float: Float::Bf16, ahead: &[] };
         let error = encode(cast, CodecSpec::F16, rows, isa).unwrap_err();
         let expected = QuantError::ValueOverflow { row: 1, column: 1, float: Float::F16, value: -65520.0 };
         assert_eq!(error, expected);

@@ -49,7 +49,7 @@ fn check(file: &[u8], spec: CodecSpec, float: Float, prefix: &str, planes: &[&st
         let values = wide(&golden, &format!("in.{float}"), float, isa);
         let count = values.len() / 256;
         let except = wrapped_row(file, spec, float);
-        let rows = Rows { values: &values, in_features: 256, float };
+        let rows = Rows { values: &values, in_features: 256, float, ahead: &[] };
         let encoded = encode(quantizer("mlx").unwrap(), spec, rows, isa).unwrap();
         for (found, plane) in encoded.planes.iter().zip(planes) {
             let expected = golden.tensor(&format!("{prefix}.{plane}")).unwrap();
