@@ -31,7 +31,7 @@ pub struct Lock {
     pub tool_digest: Digest,
     /// [`super::Recipe::digest`].
     pub recipe: Digest,
-    /// The digest of every file of the checkpoint.
+    /// The digest of every file that is read of the checkpoint, but the tokenizer's.
     pub source: Digest,
     /// The digest of the tokenizer's files; `None` if the checkpoint has none.
     pub tokenizer: Option<Digest>,

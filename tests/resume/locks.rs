@@ -70,8 +70,8 @@ fn one_changed_weight_breaks_the_lock() {
         "second",
         &["- source ", "+ source ", "- artifact ", "the source changed; so did the artifact"],
     );
-    // The build itself went well, and its artifact is there to be looked at.
-    assert!(exists(&locked.path("second/provenance.json")));
+    assert!(!exists(&locked.path("second")), "what the lock does not hold for is not published");
+    assert!(!exists(&locked.path(".second.building")));
 }
 
 #[test]
