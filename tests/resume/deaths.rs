@@ -255,7 +255,7 @@ fn a_source_that_changed_meanwhile_gives_the_artifact_of_the_changed_source() {
     // A weight of the first shard, which is finished.
     let shard = first_weights(&work.source);
     let len = fs::metadata(&shard).unwrap().len() as usize;
-    flip_byte(&shard, len / 3 & !1);
+    flip_byte(&shard, (len / 3) & !1);
     let changed = work.build(&["--resume", "--json"]).expect(0).digest();
     assert_ne!(changed, shared().digest);
     work.assert_clean();
