@@ -63,7 +63,8 @@ fn speaks_of(rule: &Rule, candidate: &Candidate<'_>) -> bool {
         Role::Draft | Role::DraftLinear => Scope::DraftHead,
         _ => Scope::Trunk,
     };
-    let fits = output.role.quantizable() || !rule.choice.codec.quantizes();
+    // `[keep]` says untouched, and what it keeps need not even be floats.
+    let fits = output.role != Role::Unknown && (output.role.quantizable() || !rule.choice.codec.quantizes());
     let named = || rule.pattern.matches(&output.rule_path()) || rule.pattern.matches(candidate.source_module);
     rule.pattern.scope() == scope && fits && named()
 }

@@ -140,9 +140,9 @@ pub fn run(
     let ended = AtomicBool::new(false);
     let result = std::thread::scope(|scope| {
         let flusher = scope.spawn(|| run.flush_until(&ended));
+        let raise = Raise { ended: &ended, sleeper: flusher.thread() };
         let result = schedule.run(plan.threads, stop, |thread, job| run.job(thread, job));
-        ended.store(true, Ordering::Release);
-        flusher.thread().unpark();
+        drop(raise);
         peak = flusher.join().expect("the flusher does not panic");
         result
     });
@@ -154,6 +154,19 @@ pub fn run(
             let done = run.sealed.iter().filter(|sealed| sealed.lock().expect(LOCKED).is_some()).count();
             Err(BuildError::Interrupted { done, modules: plan.modules.len() })
         }
+    }
+}
+
+/// Ends the flusher, also when a job panics: the scope waits for it.
+struct Raise<'a> {
+    ended: &'a AtomicBool,
+    sleeper: &'a std::thread::Thread,
+}
+
+impl Drop for Raise<'_> {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Release);
+        self.sleeper.unpark();
     }
 }
 

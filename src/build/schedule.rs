@@ -37,6 +37,21 @@ struct State {
     failed: Option<u32>,
 }
 
+/// Lets the other threads go when a job panics: they would wait for its end forever.
+struct Release<'a> {
+    state: &'a Mutex<State>,
+    changed: &'a Condvar,
+}
+
+impl Drop for Release<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner).left = 0;
+            self.changed.notify_all();
+        }
+    }
+}
+
 impl<J> Default for Schedule<J> {
     fn default() -> Self {
         Self { jobs: Vec::new(), waits: Vec::new(), then: Vec::new() }
@@ -82,6 +97,7 @@ impl<J> Schedule<J> {
         let changed = Condvar::new();
         let (jobs, then) = (&self.jobs, &self.then);
         let worker = |thread: usize| {
+            let _release = Release { state: &state, changed: &changed };
             let mut held = state.lock().expect("no job panics while holding the lock");
             loop {
                 let limit = held.failed.unwrap_or(u32::MAX);
@@ -184,6 +200,24 @@ mod tests {
                 if *job >= 7 { Err(*job) } else { Ok(()) }
             });
             assert!(matches!(result, Err(Ended::Failed(7))), "{result:?}");
+        }
+    }
+
+    #[test]
+    fn a_panic_in_a_job_ends_the_run() {
+        for threads in [1, 4] {
+            let mut schedule = Schedule::default();
+            for i in 0..20u32 {
+                schedule.add(i, if i > 0 { vec![0] } else { vec![] });
+            }
+            let stop = AtomicBool::new(false);
+            let run =
+                || {
+                    schedule.run(threads, &stop, |_, job| {
+                        if *job == 0 { panic!("a defect") } else { Ok::<(), ()>(()) }
+                    })
+                };
+            assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err());
         }
     }
 

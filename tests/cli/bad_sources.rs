@@ -392,6 +392,30 @@ fn refuses_an_unknown_tensor_unless_the_recipe_keeps_it() {
 }
 
 #[test]
+fn no_rule_touches_what_the_recipe_keeps() {
+    let mut model = small();
+    let kept = [
+        Tensor::new("steps", "I64", &[3], vec![1; 24]),
+        Tensor::new("flag", "BOOL", &[], vec![1]),
+        Tensor::random("model.extra.weight", &[8, 32], 3),
+    ];
+    kept.iter().for_each(|tensor| model.add(tensor.clone()));
+    let case = Case::of(&model);
+    let text = "[default]\ncodec = \"bf16\"\n[[rule]]\nmatch = \"*\"\ncodec = \"f16\"\n\
+                [keep]\ntensors = [\"steps\", \"flag\", \"model.extra.weight\"]\n";
+    case.build(text, &[]).expect(0);
+    let mut stored = read_folder(&case.output());
+    let folder = case.output().join("kept");
+    if folder.exists() {
+        stored.extend(read_folder(&folder));
+    }
+    for tensor in kept {
+        assert_eq!(stored[&tensor.name], tensor);
+    }
+    assert_eq!(stored["model.norm.weight"].dtype, "F16");
+}
+
+#[test]
 fn refuses_a_keep_pattern_that_matches_no_tensor() {
     let keep = format!("{}[keep]\ntensors = [\"*.adapter.weight\"]\n", default_codec(AFFINE_4_32));
     Case::of(&small()).refused_by(&keep, 2, &["*.adapter.weight", "matches no tensor", "test.toml"]);
