@@ -150,6 +150,11 @@ impl Config {
         }
     }
 
+    /// The keys at the root, for families that keep everything there.
+    pub fn flat(&self) -> Keys<'_> {
+        Keys { map: &self.root, prefix: "", model_type: self.name() }
+    }
+
     /// A nested object by name.
     pub fn section(&self, name: &'static str, prefix: &'static str) -> Option<Keys<'_>> {
         match self.root.get(name) {

@@ -7,7 +7,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{Arch, ArchError, Config, Drop, Model, Role, Slots};
+use super::{Arch, ArchError, Config, Drop, Keys, Model, Role, Slots};
 use crate::failure::Problems;
 use crate::tensor::{Dtype, Float, Shape};
 
@@ -46,7 +46,7 @@ impl Arch for Dense {
         config: &Config,
         probe: &dyn Fn(&str) -> Option<(Dtype, Shape)>,
     ) -> Result<Model, Problems<ArchError>> {
-        let keys = config.text();
+        let keys = config.flat();
         let mut problems = Vec::new();
         let p = &mut problems;
         let hidden = keys.dimension("hidden_size", p);
@@ -57,7 +57,7 @@ impl Arch for Dense {
         let kv_heads = keys.dimension_or("num_key_value_heads", heads, p);
         let head_dim = keys.dimension_or("head_dim", (hidden / heads).max(1), p);
         keys.one_of("hidden_act", &["silu"], p);
-        check_rope(config, p);
+        check_rope(keys, p);
         if !heads.is_multiple_of(kv_heads) {
             p.push(ArchError::Value {
                 key: "num_key_value_heads".to_owned(),
@@ -151,11 +151,11 @@ pub(super) fn tied_head(name: &str) -> Drop {
 }
 
 /// Refuses rope scaling that no reader knows.
-pub(super) fn check_rope(config: &Config, problems: &mut Vec<ArchError>) {
+pub(super) fn check_rope(keys: Keys<'_>, problems: &mut Vec<ArchError>) {
     for section in ["rope_scaling", "rope_parameters"] {
-        let Some(value) = config.text().get(section) else { continue };
+        let Some(value) = keys.get(section) else { continue };
         let Value::Object(rope) = value else {
-            problems.push(config.text().bad(section, value, "an object is needed"));
+            problems.push(keys.bad(section, value, "an object is needed"));
             continue;
         };
         for key in ["rope_type", "type"] {
@@ -163,7 +163,7 @@ pub(super) fn check_rope(config: &Config, problems: &mut Vec<ArchError>) {
                 && !kind.as_str().is_some_and(|kind| ROPE_TYPES.contains(&kind))
             {
                 let needed = format!("readers know only {}", super::config::quoted(ROPE_TYPES));
-                problems.push(config.text().bad(&format!("{section}.{key}"), kind, &needed));
+                problems.push(keys.bad(&format!("{section}.{key}"), kind, &needed));
             }
         }
     }

@@ -15,7 +15,7 @@ pub mod registry;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub use config::{ArchError, Config};
+pub use config::{ArchError, Config, Keys};
 
 use crate::checkpoint::REPORTED;
 use crate::failure::Problems;

@@ -274,7 +274,7 @@ impl Arch for Qwen35 {
         let keys = config.text();
         let d = self.dims(config, p);
         keys.one_of("hidden_act", &["silu"], p);
-        check_rope(config, p);
+        check_rope(keys, p);
         d.check_layer_types(config, p);
         if keys.flag_or("attention_bias", false, p) {
             p.push(keys.bad("attention_bias", &true.into(), "this family has no attention biases"));

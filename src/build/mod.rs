@@ -159,7 +159,7 @@ impl Failure for BuildError {
                     .to_owned()
             }
             BuildError::CastOverflow { .. } => {
-                "give this module a codec with a wider range, such as `bf16`".to_owned()
+                "give this module `codec = \"keep\"` in a `[[rule]]`, which stores it as it is".to_owned()
             }
             BuildError::Encode { .. } => "give this module `codec = \"keep\"` in a `[[rule]]`".to_owned(),
             BuildError::DiskSpace { .. } => "free some space, or write elsewhere with `-o`".to_owned(),
@@ -283,7 +283,7 @@ impl Unmade {
 
 fn source_stats(plan: &Plan) -> Vec<SourceStat> {
     let files = plan.checkpoint.files().iter();
-    files.map(|f| SourceStat { name: f.name.clone(), len: f.len, modified_ns: f.modified_ns() }).collect()
+    files.map(|f| SourceStat { name: f.name.clone(), len: f.len, changed_ns: f.changed_ns() }).collect()
 }
 
 /// Refuses before hours are spent; files that an unfinished build has claimed are counted as there.
@@ -463,7 +463,7 @@ fn provenance(plan: &Plan, results: &Results, notes: &[Note], files: BTreeMap<St
             // Threads are the machine's affair, not the artifact's.
             .filter(|note| note.kind != NoteKind::FewerThreads)
             .map(|note| NoteRecord {
-                kind: kebab(&note.kind),
+                kind: note.kind.name().to_owned(),
                 subject: note.subject.clone(),
                 detail: note.detail.clone(),
             })
@@ -504,7 +504,7 @@ fn outputs(plan: &Plan, results: &Results) -> Vec<OutputRecord> {
         let loss = sealed.loss();
         let encoded = !module.work.verbatim() && loss.energy > 0.0;
         let repairs: BTreeMap<String, u64> =
-            sealed.repairs().rows().map(|(kind, groups)| (kebab(&kind), groups)).collect();
+            sealed.repairs().rows().map(|(kind, groups)| (kind.name().to_owned(), groups)).collect();
         for ((plane, place), sha256) in module.stored.iter().zip(&module.places).zip(&sealed.planes) {
             records.push(OutputRecord {
                 name: plane.name.clone(),
@@ -523,12 +523,4 @@ fn outputs(plan: &Plan, results: &Results) -> Vec<OutputRecord> {
         }
     }
     records
-}
-
-/// The name that a unit variant has in JSON.
-fn kebab<T: Serialize>(kind: &T) -> String {
-    match serde_json::to_value(kind) {
-        Ok(serde_json::Value::String(name)) => name,
-        _ => unreachable!("kinds are enums of unit variants"),
-    }
 }

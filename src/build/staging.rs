@@ -39,8 +39,8 @@ pub struct SourceStat {
     pub name: String,
     /// Size in bytes.
     pub len: u64,
-    /// Time of last change, nanoseconds since 1970.
-    pub modified_ns: u64,
+    /// Time of last change of content or of any fact about it, nanoseconds since 1970; no program can set it.
+    pub changed_ns: u64,
 }
 
 /// A finished piece of work.
@@ -141,6 +141,10 @@ impl Staging {
             Err(TryLockError::WouldBlock) => return Err(BuildError::InUse { path: target.to_owned() }),
             Err(TryLockError::Error(e)) => return Err(BuildError::io("lock", &lock_path, e)),
         }
+        // A build that has just ended takes its folder away, and its lock with it.
+        if !is_same_file(&lock, &lock_path) {
+            return Err(BuildError::InUse { path: target.to_owned() });
+        }
         let journal_path = root.join("journal.jsonl");
         let mut entries =
             read_journal(&journal_path).map_err(|e| BuildError::io("read", &journal_path, e))?;
@@ -227,6 +231,13 @@ impl Staging {
     pub fn discard(self) -> Result<(), BuildError> {
         remove_dir(&self.root)
     }
+}
+
+/// Whether the open file is still what the path leads to.
+fn is_same_file(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    let id = |meta: &std::fs::Metadata| (meta.dev(), meta.ino());
+    matches!((file.metadata(), std::fs::metadata(path)), (Ok(a), Ok(b)) if id(&a) == id(&b))
 }
 
 /// `artifacts/demo` to `artifacts/.demo.building`.
@@ -322,7 +333,7 @@ mod tests {
     fn key(plan: &[u8]) -> JournalKey {
         JournalKey {
             plan: Digest::of(plan),
-            source: vec![SourceStat { name: "model.safetensors".to_owned(), len: 3, modified_ns: 5 }],
+            source: vec![SourceStat { name: "model.safetensors".to_owned(), len: 3, changed_ns: 5 }],
         }
     }
 
@@ -376,7 +387,7 @@ mod tests {
         staging.record(&entry(0)).unwrap();
         drop(staging);
         let mut touched = key(b"a");
-        touched.source[0].modified_ns += 1;
+        touched.source[0].changed_ns += 1;
         let (_, finished) = Staging::take(&target, &touched, Unfinished::Resume).unwrap();
         assert!(finished.is_empty());
     }

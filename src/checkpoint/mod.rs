@@ -326,10 +326,12 @@ fn missing_or(path: &Path, source: io::Error) -> CheckpointError {
 }
 
 impl SourceFile {
-    /// Time of last change when the file was opened, in nanoseconds since 1970; 0 if the system has none.
-    pub fn modified_ns(&self) -> u64 {
-        let since = self.modified.and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
-        since.map_or(0, |since| since.as_nanos() as u64)
+    /// Time of last change of the file or of facts about it (`ctime`) in nanoseconds since 1970, asked now;
+    /// 0 if the system does not say.
+    pub fn changed_ns(&self) -> u64 {
+        use std::os::unix::fs::MetadataExt as _;
+        let now = self.handle.metadata();
+        now.map_or(0, |meta| (meta.ctime() as u64).wrapping_mul(1_000_000_000) + meta.ctime_nsec() as u64)
     }
 
     /// Maps the file and reads its header; `None` after a problem was pushed.

@@ -1,5 +1,6 @@
 //! `tqc build`.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +13,7 @@ use super::progress::Bar;
 use super::{CliError, Common, Machine, RecipeArgs, fetch, print};
 use crate::build::{Built, Options, Unfinished, build, staging_path};
 use crate::failure::{Exit, Outcome};
-use crate::plan::{Plan, plan};
+use crate::plan::{Note, NoteKind, Plan, plan};
 use crate::recipe::{Lock, differences_text};
 use crate::units::Bytes;
 
@@ -70,9 +71,7 @@ impl BuildArgs {
         {
             return Ok(Exit::No);
         }
-        for note in &plan.notes {
-            eprintln!("note: `{}` {}", note.subject, note.detail);
-        }
+        tell("note", plan.notes.iter());
         let unfinished = match (self.resume, self.restart) {
             (true, _) => Unfinished::Resume,
             (_, true) => Unfinished::Discard,
@@ -85,9 +84,7 @@ impl BuildArgs {
         let options =
             Options { target: &target, unfinished, strict: self.strict, stop: &stop, progress: &bar };
         let finished = build(&plan, &options)?;
-        for note in finished.built.notes.iter().filter(|note| !plan.notes.contains(note)) {
-            eprintln!("warning: `{}` {}", note.subject, note.detail);
-        }
+        tell("warning", finished.built.notes.iter().filter(|note| !plan.notes.contains(note)));
         let found = Lock {
             tool: tool.clone(),
             tool_digest: plan.tool.source_sha256,
@@ -149,6 +146,28 @@ impl BuildArgs {
         Ok(())
     }
 }
+
+/// Writes notes to stderr, at most [`TOLD`] of a kind: a model of another dtype has one for every module.
+fn tell<'a>(word: &str, notes: impl Iterator<Item = &'a Note>) {
+    let mut counts: BTreeMap<NoteKind, usize> = BTreeMap::new();
+    for note in notes {
+        let count = counts.entry(note.kind).or_default();
+        *count += 1;
+        if *count <= TOLD {
+            eprintln!("{word}: `{}` {}", note.subject, note.detail);
+        }
+    }
+    for (kind, count) in counts.into_iter().filter(|(_, count)| *count > TOLD) {
+        eprintln!(
+            "{word}: and {} more of kind `{}`; `provenance.json` lists them",
+            count - TOLD,
+            kind.name()
+        );
+    }
+}
+
+/// Notes of one kind that are written out.
+const TOLD: usize = 3;
 
 /// Whether the lock holds; says what differs if not.
 fn holds(lock: &Lock, found: &Lock, path: &Path, built: bool) -> bool {

@@ -66,8 +66,7 @@ pub struct Note {
 }
 
 /// Kinds of [`Note`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NoteKind {
     /// A weight is rounded to the model's dtype before it is encoded.
     CastFirst,
@@ -86,9 +85,28 @@ pub enum NoteKind {
 }
 
 impl NoteKind {
+    /// As JSON spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            NoteKind::CastFirst => "cast-first",
+            NoteKind::Cast => "cast",
+            NoteKind::MissingFile => "missing-file",
+            NoteKind::UnreadFile => "unread-file",
+            NoteKind::AbsentPart => "absent-part",
+            NoteKind::Repair => "repair",
+            NoteKind::FewerThreads => "fewer-threads",
+        }
+    }
+
     /// Whether `--strict` refuses it: it changes what the artifact holds.
     pub fn strict(self) -> bool {
         self != NoteKind::FewerThreads
+    }
+}
+
+impl Serialize for NoteKind {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
     }
 }
 

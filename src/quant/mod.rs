@@ -61,13 +61,22 @@ impl AddAssign for RowLoss {
 }
 
 /// What an encoder changed beyond rounding. Counted and reported by name; `--strict` refuses it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Repair {
     /// A group whose scale is below the format's range was written as zeros.
     ScaleUnderflow,
     /// A group's scale was clamped to the format's largest, so its largest weights are clipped.
     ScaleOverflow,
+}
+
+impl Repair {
+    /// As JSON spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Repair::ScaleUnderflow => "scale-underflow",
+            Repair::ScaleOverflow => "scale-overflow",
+        }
+    }
 }
 
 /// Counted repairs of some rows.
