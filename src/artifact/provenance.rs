@@ -39,7 +39,7 @@ pub struct Provenance {
     /// Digest of the tokenizer's files among `files`, as [`digest_of_files`] takes it; null without any.
     pub tokenizer_sha256: Option<Digest>,
     /// Sizes.
-    pub sizes: SizesRecord,
+    pub sizes: Sizes,
     /// What a person should know: kind, subject, detail.
     pub notes: Vec<NoteRecord>,
 }
@@ -160,17 +160,23 @@ pub struct OutputRecord {
     pub repairs: BTreeMap<String, u64>,
 }
 
-/// Sizes, as the plan gives them.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// Exact sizes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[allow(missing_docs)]
-pub struct SizesRecord {
+pub struct Sizes {
+    /// Weights of the source that the artifact holds in any form.
     pub weights: u64,
+    /// Weights stored as codes.
     pub quantized_weights: u64,
+    /// Bytes of their codes, scales and biases.
     pub quantized_bytes: u64,
+    /// Payload bytes of the source.
     pub source_bytes: u64,
+    /// Bytes of all weight files, headers and padding included.
     pub weight_file_bytes: u64,
+    /// 8 · weight_file_bytes / weights.
     pub bits_per_weight: f64,
+    /// 8 · quantized_bytes / quantized_weights; 0 without quantized weights.
     pub quantized_bits_per_weight: f64,
 }
 

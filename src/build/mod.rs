@@ -24,8 +24,8 @@ pub use staging::{Unfinished, staging_path};
 use crate::arch::Fate;
 use crate::artifact::config::pretty_json;
 use crate::artifact::provenance::{
-    NoteRecord, OutputRecord, Provenance, RecipeRecord, RecipeText, SizesRecord, SourceFileRecord,
-    SourceRecord, SourceTensorRecord, ToolRecord, VERSION, digest_of_files, source_digest,
+    NoteRecord, OutputRecord, Provenance, RecipeRecord, RecipeText, SourceFileRecord, SourceRecord,
+    SourceTensorRecord, ToolRecord, VERSION, digest_of_files, source_digest,
 };
 use crate::artifact::{MACHINE, PROVENANCE};
 use crate::digest::{Digest, canonical_json};
@@ -404,7 +404,6 @@ fn provenance(plan: &Plan, results: &Results, notes: &[Note], files: BTreeMap<St
     let tokenizer: Vec<_> = plan.copied.iter().filter(|file| file.tokenizer).collect();
     let tokenizer_sha256 = (!tokenizer.is_empty())
         .then(|| digest_of_files(tokenizer.iter().map(|file| (file.name.as_str(), file.sha256))));
-    let sizes = &plan.sizes;
     Provenance {
         version: VERSION,
         tool: ToolRecord {
@@ -449,15 +448,7 @@ fn provenance(plan: &Plan, results: &Results, notes: &[Note], files: BTreeMap<St
         outputs: outputs(plan, results),
         tokenizer_sha256,
         files,
-        sizes: SizesRecord {
-            weights: sizes.weights,
-            quantized_weights: sizes.quantized_weights,
-            quantized_bytes: sizes.quantized_bytes,
-            source_bytes: sizes.source_bytes,
-            weight_file_bytes: sizes.weight_file_bytes,
-            bits_per_weight: sizes.bits_per_weight,
-            quantized_bits_per_weight: sizes.quantized_bits_per_weight,
-        },
+        sizes: plan.sizes,
         notes: notes
             .iter()
             // Threads are the machine's affair, not the artifact's.

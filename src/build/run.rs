@@ -318,6 +318,9 @@ impl Run<'_> {
         range: &Range<u64>,
         tensor: Option<usize>,
     ) -> Result<(), BuildError> {
+        // Storage fetches the next piece while this one is digested and encoded.
+        let len = self.plan.checkpoint.files()[file].len;
+        self.plan.checkpoint.prefetch(file, range.end..(range.end + PIECE).min(len));
         let bytes = &self.plan.checkpoint.file_bytes(file)[range.start as usize..range.end as usize];
         let mut of_file = self.source_files[file].lock().expect(LOCKED);
         let mut of_tensor = tensor.map(|tensor| self.source_tensors[tensor].lock().expect(LOCKED));
@@ -335,7 +338,7 @@ impl Run<'_> {
         {
             self.staging.record(&Entry::SourceTensor { tensor, sha256 })?;
         }
-        if range.end == self.plan.checkpoint.files()[file].len
+        if range.end == len
             && let Some(sha256) = of_file.end()
         {
             self.staging.record(&Entry::SourceFile { file, sha256 })?;

@@ -16,6 +16,7 @@ pub use side::{CopiedFile, SideFile};
 
 use crate::arch::{Arch, ArchError, Config, Fate, Found, Model, registry};
 use crate::artifact::layout::{ModuleTensors, OutputFile, lay_out};
+pub use crate::artifact::provenance::Sizes;
 use crate::checkpoint::{Checkpoint, Links};
 use crate::digest::{Digest, canonical_json};
 use crate::failure::{Exit, Failure, Outcome, Problems};
@@ -108,25 +109,6 @@ impl Serialize for NoteKind {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.name())
     }
-}
-
-/// Exact sizes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct Sizes {
-    /// Weights of the source that the artifact holds in any form.
-    pub weights: u64,
-    /// Weights stored as codes.
-    pub quantized_weights: u64,
-    /// Bytes of their codes, scales and biases.
-    pub quantized_bytes: u64,
-    /// Payload bytes of the source.
-    pub source_bytes: u64,
-    /// Bytes of all weight files, headers and padding included.
-    pub weight_file_bytes: u64,
-    /// 8 · weight_file_bytes / weights.
-    pub bits_per_weight: f64,
-    /// 8 · quantized_bytes / quantized_weights; 0 without quantized weights.
-    pub quantized_bits_per_weight: f64,
 }
 
 /// A checked build.
