@@ -261,6 +261,15 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// Refuses what is not a positive number; a missing key is fine.
+    pub fn positive(&self, key: &str, problems: &mut Vec<ArchError>) {
+        if let Some(value) = self.get(key)
+            && !value.as_f64().is_some_and(|number| number > 0.0)
+        {
+            problems.push(self.bad(key, value, "a positive number is needed"));
+        }
+    }
+
     /// Refuses a text value outside `known`; a missing key is fine.
     pub fn one_of(&self, key: &str, known: &[&str], problems: &mut Vec<ArchError>) {
         if let Some(value) = self.get(key)

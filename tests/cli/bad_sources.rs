@@ -356,6 +356,15 @@ fn refuses_config_values_that_no_reader_knows() {
     let mut model = small();
     model.config["rope_scaling"] = json!({ "rope_type": "spiral", "factor": 2.0 });
     Case::of(&model).refused(&["config.json", "rope_type", "spiral", "llama3"]);
+    for (key, value) in [
+        ("rms_norm_eps", json!("1e-5")),
+        ("rope_theta", json!(-1)),
+        ("rope_parameters", json!({ "rope_theta": "x" })),
+    ] {
+        let mut model = small();
+        model.config[key] = value;
+        Case::of(&model).refused(&["config.json", key, "a positive number is needed"]);
+    }
     for (fixture, key, value) in [
         ("llama-tied", "num_hidden_layers", json!(-1)),
         ("llama-tied", "num_hidden_layers", json!(1e6)),
