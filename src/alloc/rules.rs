@@ -12,7 +12,8 @@ use crate::recipe::{Choice, Origin, Recipe, RecipeError, Rule, Scope};
 /// A rule with a quantizing codec speaks of the matrices it matches and passes over norms, biases and the
 /// like; one with a float codec speaks of everything it matches. Without a rule, linears and embeddings
 /// take the recipe's default; routers and `in_proj_a`/`in_proj_b` take affine 8-bit at the default's group
-/// (64 if it has none) unless the default stores floats; the vision tower takes bf16; all else is kept.
+/// (64 if it has none) unless the default stores floats; the vision tower takes bf16; norms and biases of a
+/// [uniform](crate::arch::Model::uniform) model take its dtype; all else is kept.
 pub struct Rules<'a> {
     /// Whose rules.
     pub recipe: &'a Recipe,
@@ -43,6 +44,12 @@ impl Rules<'_> {
             Role::Router | Role::Decay if default.codec.quantizes() => role(eight_bits_like(default)),
             Role::Router | Role::Decay => (default.clone(), Because::Default),
             Role::Vision => role(CodecSpec::Bf16),
+            Role::Norm | Role::Bias => match candidate.narrow {
+                Some(codec) => {
+                    (Choice { codec, encoder: None }, Because::Role("rounded to the model's dtype"))
+                }
+                None => role(CodecSpec::Keep),
+            },
             _ => role(CodecSpec::Keep),
         }
     }

@@ -126,6 +126,7 @@ impl Arch for Dense {
                     .float()
                     .or(embedding.and_then(|(dtype, _)| dtype.float()))
                     .unwrap_or(Float::Bf16),
+                uniform: true,
                 tied,
             },
         )
@@ -153,17 +154,17 @@ pub(super) fn tied_head(name: &str) -> Drop {
 
 /// Refuses rope scaling that no reader knows.
 pub(super) fn check_rope(keys: Keys<'_>, problems: &mut Vec<ArchError>) {
-    for section in ["rope_scaling", "rope_parameters"] {
     keys.positive("rope_theta", problems);
+    for section in ["rope_scaling", "rope_parameters"] {
         let Some(value) = keys.get(section) else { continue };
         let Value::Object(rope) = value else {
             problems.push(keys.bad(section, value, "an object is needed"));
             continue;
         };
-        for key in ["rope_type", "type"] {
         if let Some(theta) = rope.get("rope_theta").filter(|theta| !theta.as_f64().is_some_and(|t| t > 0.0)) {
             problems.push(keys.bad(&format!("{section}.rope_theta"), theta, "a positive number is needed"));
         }
+        for key in ["rope_type", "type"] {
             if let Some(kind) = rope.get(key).filter(|kind| !kind.is_null())
                 && !kind.as_str().is_some_and(|kind| ROPE_TYPES.contains(&kind))
             {

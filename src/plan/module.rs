@@ -150,7 +150,15 @@ pub(super) fn assign(
         .map(|(tensor, output)| {
             let name = checkpoint.tensors()[*tensor].name.as_str();
             let source_module = name.strip_suffix(".weight").unwrap_or(name);
-            Candidate { output, source_module, in_features: output.shape.last() }
+            let narrow = match (model.uniform, model.float) {
+                (true, Float::Bf16) => Some((Float::Bf16, CodecSpec::Bf16)),
+                (true, Float::F16) => Some((Float::F16, CodecSpec::F16)),
+                // Nothing is wider than f32.
+                _ => None,
+            };
+            let stored = checkpoint.tensors()[*tensor].dtype.float();
+            let narrow = narrow.filter(|(float, _)| stored != Some(*float)).map(|(_, codec)| codec);
+            Candidate { output, source_module, in_features: output.shape.last(), narrow }
         })
         .collect();
     let allocator = Rules { recipe };
