@@ -8,9 +8,9 @@ use crate::arch::{Fate, Folder, Model, Output};
 use crate::artifact::layout::{Place, StoredTensor};
 use crate::checkpoint::Checkpoint;
 use crate::codec::{self, CodecSpec, Plane};
-use crate::failure::Outcome;
+use crate::failure::Problems;
 use crate::quant::{CAST, Grain};
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, RecipeError};
 use crate::stage::ModuleWork;
 use crate::stage::pipeline::Pipeline;
 use crate::tensor::{Dtype, Float};
@@ -132,13 +132,17 @@ impl Module {
 }
 
 /// Gives every output a codec and cuts its rows into panels; also says which allocator gave them.
+///
+/// # Errors
+/// `unused`, the recipe's mistakes so far, and those that show only here.
 pub(super) fn assign(
     recipe: &Recipe,
     checkpoint: &Checkpoint,
     model: &Model,
     fates: &[Fate],
     pipeline: &Pipeline,
-) -> Outcome<(Vec<Module>, &'static str)> {
+    unused: Vec<RecipeError>,
+) -> Result<(Vec<Module>, &'static str), Problems<RecipeError>> {
     let mut outputs: Vec<(usize, &Output)> = Vec::new();
     for (tensor, fate) in fates.iter().enumerate() {
         if let Fate::Outputs(list) = fate {
@@ -162,7 +166,10 @@ pub(super) fn assign(
         })
         .collect();
     let allocator = Rules { recipe };
-    let assignments = allocator.assign(&candidates)?;
+    let assignments = match allocator.assign(&candidates) {
+        Ok(assignments) => Problems::none_or(unused, assignments)?,
+        Err(more) => return Err(more.after(unused)),
+    };
     let modules = outputs.into_iter().zip(assignments).map(|((tensor, output), assignment)| {
         let stored = checkpoint.tensors()[tensor].dtype;
         let mut module = Module::new(tensor, stored, output.clone(), assignment, model.float);
