@@ -61,6 +61,9 @@ impl Failure for ArchError {
             ArchError::AlreadyQuantized { .. } | ArchError::PackedTensor { .. } => {
                 "quantize from the original bf16, f16 or f32 checkpoint".to_owned()
             }
+            ArchError::MissingTensor { name, .. } if name.ends_with("lm_head.weight") => {
+                "if the head is the input embedding, `config.json` must say `\"tie_word_embeddings\": true`; if not, check that the download is complete".to_owned()
+            }
             ArchError::Shape { .. } | ArchError::MissingTensor { .. } => {
                 "check that config and weights belong together and that the download is complete".to_owned()
             }

@@ -349,6 +349,17 @@ fn names_every_missing_config_key_at_once() {
 }
 
 #[test]
+fn a_missing_head_may_be_a_tied_one_that_the_config_does_not_tell_of() {
+    let mut model = Model::fixture("llama-tied");
+    model.config.as_object_mut().unwrap().remove("tie_word_embeddings");
+    Case::of(&model).refused(&[
+        "`lm_head.weight` [512, 128] is missing",
+        "\nhelp: if the head",
+        "tie_word_embeddings",
+    ]);
+}
+
+#[test]
 fn refuses_config_values_that_no_reader_knows() {
     let mut model = small();
     model.config["hidden_act"] = json!("gelu");
