@@ -54,6 +54,12 @@ impl<E> Problems<E> {
         if problems.is_empty() { Ok(value) } else { Err(Self(problems)) }
     }
 
+    /// These after `first`.
+    pub fn after(self, mut first: Vec<E>) -> Self {
+        first.extend(self.0);
+        Self(first)
+    }
+
     /// The errors, in the order they were found.
     pub fn list(&self) -> &[E] {
         &self.0

@@ -21,6 +21,8 @@ pub struct Candidate<'a> {
     pub source_module: &'a str,
     /// Columns of the matrix.
     pub in_features: u64,
+    /// The float type that a norm or bias must be rounded to, if the stored one would widen the computation.
+    pub narrow: Option<CodecSpec>,
 }
 
 /// A module's codec, and why.

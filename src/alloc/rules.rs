@@ -12,7 +12,8 @@ use crate::recipe::{Choice, Origin, Recipe, RecipeError, Rule, Scope};
 /// A rule with a quantizing codec speaks of the matrices it matches and passes over norms, biases and the
 /// like; one with a float codec speaks of everything it matches. Without a rule, linears and embeddings
 /// take the recipe's default; routers and `in_proj_a`/`in_proj_b` take affine 8-bit at the default's group
-/// (64 if it has none) unless the default stores floats; the vision tower takes bf16; all else is kept.
+/// (64 if it has none) unless the default stores floats; the vision tower takes bf16; norms and biases of a
+/// [uniform](crate::arch::Model::uniform) model take its dtype; all else is kept.
 pub struct Rules<'a> {
     /// Whose rules.
     pub recipe: &'a Recipe,
@@ -43,6 +44,12 @@ impl Rules<'_> {
             Role::Router | Role::Decay if default.codec.quantizes() => role(eight_bits_like(default)),
             Role::Router | Role::Decay => (default.clone(), Because::Default),
             Role::Vision => role(CodecSpec::Bf16),
+            Role::Norm | Role::Bias => match candidate.narrow {
+                Some(codec) => {
+                    (Choice { codec, encoder: None }, Because::Role("rounded to the model's dtype"))
+                }
+                None => role(CodecSpec::Keep),
+            },
             _ => role(CodecSpec::Keep),
         }
     }
@@ -114,7 +121,6 @@ impl Allocator for Rules<'_> {
             assignments.push(Assignment { codec, encoder, reason });
         }
 
-        // A rule whose every module an earlier one takes is fine: a base recipe's rules come last.
         let idle = |rule: &&Rule| !candidates.iter().any(|candidate| speaks_of(rule, candidate));
         let unmatched = self.recipe.rules.iter().filter(idle).map(|rule| {
             let what = if rule.choice.codec.quantizes() { "module that can be quantized" } else { "module" };
@@ -129,6 +135,20 @@ impl Allocator for Rules<'_> {
             let message = format!("rule `{}` matches no {what} of this model", rule.pattern);
             self.recipe.problem(&rule.origin, message, Some(help))
         });
+        let dead = self.recipe.rules.iter().enumerate().filter_map(|(index, rule)| {
+            // Only of one file: a base recipe's rules come last, and may all be overridden.
+            let earlier = || self.recipe.rules[..index].iter().filter(|e| e.origin.file == rule.origin.file);
+            let taker = |candidate: &Candidate<'_>| earlier().find(|first| speaks_of(first, candidate));
+            let named = candidates.iter().filter(|candidate| speaks_of(rule, candidate));
+            let takers: Vec<_> = named.map(taker).collect::<Option<_>>()?;
+            let message = format!(
+                "rule `{}` decides nothing: earlier rules, such as `{}`, take every module it matches",
+                rule.pattern,
+                takers.first()?.pattern
+            );
+            let help = "the first rule that matches wins: move this one before them, or remove it".to_owned();
+            Some(self.recipe.problem(&rule.origin, message, Some(help)))
+        });
         let undivided = undivided.iter().map(|(codec, origin, in_features, path, count)| {
             let group = codec.group().expect("only grouped codecs are collected");
             let others = if *count > 1 { format!(" and {} more", count - 1) } else { String::new() };
@@ -142,7 +162,7 @@ impl Allocator for Rules<'_> {
             };
             self.recipe.problem(origin, message, Some(help))
         });
-        let problems: Vec<RecipeError> = unmatched.chain(undivided).collect();
+        let problems: Vec<RecipeError> = unmatched.chain(dead).chain(undivided).collect();
         Problems::none_or(problems, assignments)
     }
 }

@@ -61,6 +61,9 @@ impl Failure for ArchError {
             ArchError::AlreadyQuantized { .. } | ArchError::PackedTensor { .. } => {
                 "quantize from the original bf16, f16 or f32 checkpoint".to_owned()
             }
+            ArchError::MissingTensor { name, .. } if name.ends_with("lm_head.weight") => {
+                "if the head is the input embedding, `config.json` must say `\"tie_word_embeddings\": true`; if not, check that the download is complete".to_owned()
+            }
             ArchError::Shape { .. } | ArchError::MissingTensor { .. } => {
                 "check that config and weights belong together and that the download is complete".to_owned()
             }
@@ -258,6 +261,15 @@ impl<'a> Keys<'a> {
                 problems.push(self.bad(key, value, "true or false is needed"));
                 default
             }
+        }
+    }
+
+    /// Refuses what is not a positive number; a missing key is fine.
+    pub fn positive(&self, key: &str, problems: &mut Vec<ArchError>) {
+        if let Some(value) = self.get(key)
+            && !value.as_f64().is_some_and(|number| number > 0.0)
+        {
+            problems.push(self.bad(key, value, "a positive number is needed"));
         }
     }
 

@@ -57,6 +57,7 @@ impl Arch for Dense {
         let kv_heads = keys.dimension_or("num_key_value_heads", heads, p);
         let head_dim = keys.dimension_or("head_dim", (hidden / heads).max(1), p);
         keys.one_of("hidden_act", &["silu"], p);
+        keys.positive("rms_norm_eps", p);
         check_rope(keys, p);
         if !heads.is_multiple_of(kv_heads) {
             p.push(ArchError::Value {
@@ -125,6 +126,7 @@ impl Arch for Dense {
                     .float()
                     .or(embedding.and_then(|(dtype, _)| dtype.float()))
                     .unwrap_or(Float::Bf16),
+                uniform: true,
                 tied,
             },
         )
@@ -152,12 +154,16 @@ pub(super) fn tied_head(name: &str) -> Drop {
 
 /// Refuses rope scaling that no reader knows.
 pub(super) fn check_rope(keys: Keys<'_>, problems: &mut Vec<ArchError>) {
+    keys.positive("rope_theta", problems);
     for section in ["rope_scaling", "rope_parameters"] {
         let Some(value) = keys.get(section) else { continue };
         let Value::Object(rope) = value else {
             problems.push(keys.bad(section, value, "an object is needed"));
             continue;
         };
+        if let Some(theta) = rope.get("rope_theta").filter(|theta| !theta.as_f64().is_some_and(|t| t > 0.0)) {
+            problems.push(keys.bad(&format!("{section}.rope_theta"), theta, "a positive number is needed"));
+        }
         for key in ["rope_type", "type"] {
             if let Some(kind) = rope.get(key).filter(|kind| !kind.is_null())
                 && !kind.as_str().is_some_and(|kind| ROPE_TYPES.contains(&kind))

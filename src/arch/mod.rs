@@ -189,6 +189,8 @@ pub struct Model {
     pub drops: Vec<Drop>,
     /// The dtype that activations, scales and biases have.
     pub float: Float,
+    /// Whether norms and biases must have that dtype too: MLX computes in f32 after one that has another.
+    pub uniform: bool,
     /// Whether the output head is the input embedding.
     pub tied: bool,
 }

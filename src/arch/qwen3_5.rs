@@ -397,6 +397,8 @@ impl Arch for Qwen35 {
                     .float()
                     .or(embedding.and_then(|(dtype, _)| dtype.float()))
                     .unwrap_or(Float::Bf16),
+                // Its state and its norms are f32 where they were trained so.
+                uniform: false,
                 tied,
             },
         )

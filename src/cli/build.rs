@@ -54,8 +54,9 @@ impl BuildArgs {
             true => Some(Lock::read(&lock_path)?),
             false => None,
         };
-        let stop = stop_flag()?;
+        let interrupt = Interrupt::install()?;
         let (recipe, source) = fetch::recipe_and_source(&self.recipe)?;
+        let stop = interrupt.raise_a_flag();
         let plan = plan(recipe, source, self.machine.limits())?;
         let target = self.output.clone().unwrap_or_else(|| plan.default_output());
         let tool = format!("{} {}", plan.tool.name, plan.tool.version);
@@ -179,18 +180,38 @@ fn holds(lock: &Lock, found: &Lock, path: &Path, built: bool) -> bool {
     differences.is_empty()
 }
 
-/// A flag that Ctrl-C and SIGTERM raise; a second signal ends the process at once.
-pub fn stop_flag() -> Result<Arc<AtomicBool>, CliError> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let raised = Arc::clone(&stop);
-    ctrlc::set_handler(move || {
-        if raised.swap(true, Ordering::Relaxed) {
-            std::process::exit(Exit::Interrupted as i32);
-        }
-        eprintln!("\nstopping after the panels under way; once more to stop at once");
-    })
-    .map_err(|error| CliError::Signals(error.to_string()))?;
-    Ok(stop)
+/// What Ctrl-C and SIGTERM do.
+pub struct Interrupt {
+    working: Arc<AtomicBool>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Interrupt {
+    /// A signal ends the process at once, with 130: a download may be silent for a minute, and what came is kept.
+    pub fn install() -> Result<Self, CliError> {
+        let interrupt = Self { working: Arc::default(), stop: Arc::default() };
+        let (working, stop) = (Arc::clone(&interrupt.working), Arc::clone(&interrupt.stop));
+        ctrlc::set_handler(move || {
+            if !working.load(Ordering::Relaxed) {
+                eprintln!(
+                    "\nerror: interrupted before the work began\nhelp: run the same command again; a download goes on where it stopped"
+                );
+                std::process::exit(Exit::Interrupted as i32);
+            }
+            if stop.swap(true, Ordering::Relaxed) {
+                std::process::exit(Exit::Interrupted as i32);
+            }
+            eprintln!("\nstopping after the panels under way; once more to stop at once");
+        })
+        .map_err(|error| CliError::Signals(error.to_string()))?;
+        Ok(interrupt)
+    }
+
+    /// From now on a signal raises the flag, and a second one ends the process.
+    pub fn raise_a_flag(self) -> Arc<AtomicBool> {
+        self.working.store(true, Ordering::Relaxed);
+        self.stop
+    }
 }
 
 /// Beside, then over: the file appears whole or not at all.

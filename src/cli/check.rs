@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::build::stop_flag;
+use super::build::Interrupt;
 use super::print::{self, Table};
 use super::{Common, Machine};
 use crate::check::diff::{Difference, diff};
@@ -122,7 +122,7 @@ fn inspection_text(inspection: &Inspection) -> String {
 
 impl VerifyArgs {
     pub fn run(self) -> Outcome<Exit> {
-        let stop = stop_flag()?;
+        let stop = Interrupt::install()?.raise_a_flag();
         let verdict =
             verify(&self.artifact, self.source.as_deref(), self.rebuild, self.machine.limits(), &stop)?;
         if self.common.json {

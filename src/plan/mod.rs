@@ -21,7 +21,7 @@ use crate::checkpoint::{Checkpoint, Links};
 use crate::digest::{Digest, canonical_json};
 use crate::failure::{Exit, Failure, Outcome, Problems};
 use crate::isa::Isa;
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, RecipeError};
 use crate::stage::pipeline::Pipeline;
 use crate::tool::Tool;
 use crate::units::Bytes;
@@ -210,9 +210,9 @@ pub fn plan(recipe: Recipe, source: SourceFolder, limits: Limits) -> Outcome<Pla
     let arch = registry::find(&config)?;
     let probe = |name: &str| checkpoint.get(name).map(|entry| (entry.dtype, entry.shape.clone()));
     let model = arch.model(&config, &probe)?;
-    let fates = bind(&recipe, &checkpoint, &model)?;
+    let (fates, unused) = bind(&recipe, &checkpoint, &model)?;
 
-    let (mut modules, allocator) = module::assign(&recipe, &checkpoint, &model, &fates, &pipeline)?;
+    let (mut modules, allocator) = module::assign(&recipe, &checkpoint, &model, &fates, &pipeline, unused)?;
     let tensors: Vec<ModuleTensors> = modules
         .iter()
         .map(|module| ModuleTensors { folder: module.output.folder, planes: module.stored.clone() })
@@ -255,7 +255,12 @@ pub fn plan(recipe: Recipe, source: SourceFolder, limits: Limits) -> Outcome<Pla
     Ok(plan)
 }
 
-fn bind(recipe: &Recipe, checkpoint: &Checkpoint, model: &Model) -> Outcome<Vec<Fate>> {
+/// One fate per source tensor, and the patterns of `[keep]` that match none.
+fn bind(
+    recipe: &Recipe,
+    checkpoint: &Checkpoint,
+    model: &Model,
+) -> Result<(Vec<Fate>, Vec<RecipeError>), Problems<ArchError>> {
     let found: Vec<Found<'_>> = checkpoint
         .tensors()
         .iter()
@@ -273,7 +278,7 @@ fn bind(recipe: &Recipe, checkpoint: &Checkpoint, model: &Model) -> Outcome<Vec<
         let message = format!("`{}` matches no tensor of the source", keep.pattern);
         recipe.problem(&keep.origin, message, Some("remove it, or mend the name".to_owned()))
     });
-    Ok(Problems::none_or(problems.collect(), fates)?)
+    Ok((fates, problems.collect()))
 }
 
 /// A packed checkpoint may come without a `quantization` key; its tensors give it away.

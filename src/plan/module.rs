@@ -8,9 +8,9 @@ use crate::arch::{Fate, Folder, Model, Output};
 use crate::artifact::layout::{Place, StoredTensor};
 use crate::checkpoint::Checkpoint;
 use crate::codec::{self, CodecSpec, Plane};
-use crate::failure::Outcome;
+use crate::failure::Problems;
 use crate::quant::{CAST, Grain};
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, RecipeError};
 use crate::stage::ModuleWork;
 use crate::stage::pipeline::Pipeline;
 use crate::tensor::{Dtype, Float};
@@ -132,13 +132,17 @@ impl Module {
 }
 
 /// Gives every output a codec and cuts its rows into panels; also says which allocator gave them.
+///
+/// # Errors
+/// `unused`, the recipe's mistakes so far, and those that show only here.
 pub(super) fn assign(
     recipe: &Recipe,
     checkpoint: &Checkpoint,
     model: &Model,
     fates: &[Fate],
     pipeline: &Pipeline,
-) -> Outcome<(Vec<Module>, &'static str)> {
+    unused: Vec<RecipeError>,
+) -> Result<(Vec<Module>, &'static str), Problems<RecipeError>> {
     let mut outputs: Vec<(usize, &Output)> = Vec::new();
     for (tensor, fate) in fates.iter().enumerate() {
         if let Fate::Outputs(list) = fate {
@@ -150,11 +154,22 @@ pub(super) fn assign(
         .map(|(tensor, output)| {
             let name = checkpoint.tensors()[*tensor].name.as_str();
             let source_module = name.strip_suffix(".weight").unwrap_or(name);
-            Candidate { output, source_module, in_features: output.shape.last() }
+            let narrow = match (model.uniform, model.float) {
+                (true, Float::Bf16) => Some((Float::Bf16, CodecSpec::Bf16)),
+                (true, Float::F16) => Some((Float::F16, CodecSpec::F16)),
+                // Nothing is wider than f32.
+                _ => None,
+            };
+            let stored = checkpoint.tensors()[*tensor].dtype.float();
+            let narrow = narrow.filter(|(float, _)| stored != Some(*float)).map(|(_, codec)| codec);
+            Candidate { output, source_module, in_features: output.shape.last(), narrow }
         })
         .collect();
     let allocator = Rules { recipe };
-    let assignments = allocator.assign(&candidates)?;
+    let assignments = match allocator.assign(&candidates) {
+        Ok(assignments) => Problems::none_or(unused, assignments)?,
+        Err(more) => return Err(more.after(unused)),
+    };
     let modules = outputs.into_iter().zip(assignments).map(|((tensor, output), assignment)| {
         let stored = checkpoint.tensors()[tensor].dtype;
         let mut module = Module::new(tensor, stored, output.clone(), assignment, model.float);

@@ -83,6 +83,47 @@ fn rules_that_contradict_or_match_nothing_are_refused() {
 }
 
 #[test]
+fn mistakes_that_show_only_beside_the_source_are_told_all_at_once() {
+    let rule = |pattern: &str| format!("[[rule]]\nmatch = \"{pattern}\"\ncodec = \"mxfp4\"\n");
+    let rules = rule("*.mlp.upproj") + &rule("modle.*");
+    build_refused(
+        &format!("{}{rules}[keep]\ntensors = [\"*.inv_frequency\"]\n", default_codec(AFFINE_4_32)),
+        &fixture("llama-tied"),
+        2,
+        &["`*.inv_frequency` matches no tensor", "`*.mlp.upproj` matches no", "`modle.*` matches no"],
+    );
+}
+
+#[test]
+fn a_rule_after_rules_that_leave_it_nothing_is_refused_in_one_file_and_fine_in_a_base() {
+    let rule = |pattern: &str, codec: &str| format!("[[rule]]\nmatch = \"{pattern}\"\ncodec = \"{codec}\"\n");
+    let (wide, narrow) = (rule("model.layers.*", "mxfp4"), rule("*.layers.0.mlp.*", "mxfp8"));
+    let default = default_codec(AFFINE_4_32);
+    build_refused(
+        &format!("{default}{wide}{narrow}"),
+        &fixture("llama-tied"),
+        2,
+        &[
+            "test.toml:8:9",
+            "`*.layers.0.mlp.*` decides nothing",
+            "`model.layers.*`",
+            "\nhelp: the first rule",
+        ],
+    );
+    let dir = temp();
+    let plan = |text: &str| {
+        tqc!("plan", recipe(dir.path(), text), "--source", fixture("llama-tied"), "--json").expect(0).json()
+    };
+    let codecs = |plan: &serde_json::Value| {
+        let modules = plan["modules"].as_array().unwrap().iter();
+        modules.filter(|m| m["codec"] == "mxfp8").count()
+    };
+    assert_eq!(codecs(&plan(&format!("{default}{narrow}{wide}"))), 3);
+    fs::write(dir.path().join("base.toml"), format!("name = \"base\"\n{default}{narrow}")).unwrap();
+    assert_eq!(codecs(&plan(&format!("extends = \"base.toml\"\n{wide}"))), 0);
+}
+
+#[test]
 fn a_recipe_without_a_source_needs_one_from_the_command_line() {
     let dir = temp();
     let run = tqc!("build", llama_recipe(dir.path()), "-o", dir.path().join("out")).expect(2);

@@ -349,6 +349,17 @@ fn names_every_missing_config_key_at_once() {
 }
 
 #[test]
+fn a_missing_head_may_be_a_tied_one_that_the_config_does_not_tell_of() {
+    let mut model = Model::fixture("llama-tied");
+    model.config.as_object_mut().unwrap().remove("tie_word_embeddings");
+    Case::of(&model).refused(&[
+        "`lm_head.weight` [512, 128] is missing",
+        "\nhelp: if the head",
+        "tie_word_embeddings",
+    ]);
+}
+
+#[test]
 fn refuses_config_values_that_no_reader_knows() {
     let mut model = small();
     model.config["hidden_act"] = json!("gelu");
@@ -356,6 +367,15 @@ fn refuses_config_values_that_no_reader_knows() {
     let mut model = small();
     model.config["rope_scaling"] = json!({ "rope_type": "spiral", "factor": 2.0 });
     Case::of(&model).refused(&["config.json", "rope_type", "spiral", "llama3"]);
+    for (key, value) in [
+        ("rms_norm_eps", json!("1e-5")),
+        ("rope_theta", json!(-1)),
+        ("rope_parameters", json!({ "rope_theta": "x" })),
+    ] {
+        let mut model = small();
+        model.config[key] = value;
+        Case::of(&model).refused(&["config.json", key, "a positive number is needed"]);
+    }
     for (fixture, key, value) in [
         ("llama-tied", "num_hidden_layers", json!(-1)),
         ("llama-tied", "num_hidden_layers", json!(1e6)),

@@ -254,6 +254,45 @@ fn the_patch_kernel_has_its_channels_last() {
 }
 
 #[test]
+fn a_norm_or_bias_of_another_dtype_than_its_dense_model_is_rounded_to_the_models() {
+    // MLX computes in f32 after a norm or bias in f32, and `mlx_lm.convert` rounds them too.
+    for (name, wide) in
+        [("llama-tied", "model.norm.weight"), ("qwen2", "model.layers.0.self_attn.q_proj.bias")]
+    {
+        let mut model = Model::fixture(name);
+        let stored = model.tensor(wide).clone();
+        let tensor = model.tensor(wide);
+        tensor.dtype = "F32".to_owned();
+        // Just under and over the middle of two neighbours, and nothing for the rest.
+        let values = bf16(&stored.bytes);
+        let moved = values.iter().enumerate().map(|(i, value)| value.to_bits() + [0, 0x7FFF, 0x8001][i % 3]);
+        tensor.bytes = moved.flat_map(u32::to_le_bytes).collect();
+        let up = |(i, value): (usize, &f32)| f32::from_bits(value.to_bits() + [0, 0, 0x1_0000][i % 3]);
+        let expected: Vec<f32> = values.iter().enumerate().map(up).collect();
+
+        let dir = temp();
+        let (source, out) = (dir.path().join("source"), dir.path().join("out"));
+        model.write(&source);
+        let recipe_path = recipe(dir.path(), &default_codec(AFFINE_4_32));
+        let built = tqc!("build", recipe_path, "--source", source, "-o", out, "--json").expect(0);
+        let note = &built.json()["notes"][0];
+        assert_eq!((&note["kind"], &note["detail"]), (&"cast".into(), &"is rounded from f32 to bf16".into()));
+        let found = &read_folder(&out)[wide];
+        assert_eq!(found.dtype, "BF16");
+        assert_eq!(bf16(&found.bytes), expected, "{name}");
+        tqc!("verify", out, "--source", source, "--rebuild", "all").expect(0);
+
+        // A rule keeps it.
+        let module = wide.strip_suffix(".weight").unwrap_or(wide);
+        let keep =
+            format!("{}[[rule]]\nmatch = \"{module}\"\ncodec = \"keep\"\n", default_codec(AFFINE_4_32));
+        let (kept, text) = (dir.path().join("kept"), recipe(dir.path(), &keep));
+        tqc!("build", text, "--source", source, "-o", kept).expect(0);
+        assert_eq!(read_folder(&kept)[wide].dtype, "F32");
+    }
+}
+
+#[test]
 fn tokenizer_and_generation_settings_come_along_unchanged() {
     for name in fixtures() {
         let (_dir, out) = build(&name, &default_codec(AFFINE_4_32));

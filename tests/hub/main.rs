@@ -1,6 +1,9 @@
 //! A pinned revision arrives whole and right, or not at all. The hub is a server on the loopback
 //! interface; no test leaves the machine or reads the environment.
 
+#[path = "../common/mod.rs"]
+mod common;
+mod program;
 mod server;
 
 use std::collections::BTreeMap;
