@@ -22,7 +22,7 @@ use hf_hub::{Cache, Repo, RepoType};
 use serde::{Deserialize, Serialize};
 use sha1::Digest as _;
 
-use crate::checkpoint::INDEX;
+use crate::checkpoint::{HEADER_LIMIT, INDEX};
 use crate::digest::{Hasher, canonical_json};
 use crate::failure::{Exit, Failure};
 use crate::units::Bytes;
@@ -263,6 +263,24 @@ pub fn snapshot(
     Ok(hub.snapshot_of(record.into_keys().collect()))
 }
 
+/// What a plan reads of a revision, without its weights: the small files whole, and of each weight file the
+/// header, in a sparse file of the real length. A revision that is in the cache is used as it is.
+///
+/// # Errors
+/// As [`snapshot`].
+pub fn outline(
+    config: &HubConfig,
+    repo: &str,
+    revision: &str,
+    progress: &mut dyn FnMut(Transfer<'_>),
+) -> Result<Snapshot, HubError> {
+    let hub = Hub::new(config, repo, revision)?;
+    if config.offline || hub.complete_record().is_some() {
+        return snapshot(config, repo, revision, progress);
+    }
+    hub.outline(progress)
+}
+
 /// A file's length and the digest its ETag promises.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Promise {
@@ -420,28 +438,100 @@ impl<'a> Hub<'a> {
         Ok(Some(chosen).filter(|files| !files.is_empty()))
     }
 
-    /// Lists the revision, then downloads and checks each needed file.
-    fn fetch(&self, progress: &mut dyn FnMut(Transfer<'_>)) -> Result<Record, HubError> {
+    /// Lists the revision and says which of its files are needed: the index with its promise, for it is
+    /// fetched to know the weights; the other small files; the weights.
+    fn needed(&self) -> Result<(Record, Vec<String>, Vec<String>), HubError> {
         let info = self.request(self.repo, |repo, _| repo.info())?;
         self.same_commit(&info.sha)?;
         let names: Vec<String> = info.siblings.into_iter().map(|sibling| sibling.rfilename).collect();
-        let mut record = Record::new();
+        let mut index = Record::new();
         if names.iter().any(|name| name == INDEX) {
-            // First, because it says which weights are needed.
-            let promise = self.promise(INDEX)?;
-            record.insert(INDEX.to_owned(), promise);
-            self.fetch_all(&record, &mut |_| {})?;
+            index.insert(INDEX.to_owned(), self.promise(INDEX)?);
+            self.fetch_all(&index, &mut |_| {})?;
         }
         let no_weights =
             || HubError::NoWeights { repo: self.repo.to_owned(), commit: self.commit.to_owned() };
         let weights = self.chosen(&names)?.ok_or_else(no_weights)?;
         let side = names.into_iter().filter(|name| is_needed(name) && !is_weights(name) && name != INDEX);
-        for file in side.chain(weights) {
+        Ok((index, side.collect(), weights))
+    }
+
+    /// Downloads and checks each needed file.
+    fn fetch(&self, progress: &mut dyn FnMut(Transfer<'_>)) -> Result<Record, HubError> {
+        let (mut record, side, weights) = self.needed()?;
+        for file in side.into_iter().chain(weights) {
             let promise = self.promise(&file)?;
             record.insert(file, promise);
         }
         self.fetch_all(&record, progress)?;
         Ok(record)
+    }
+
+    fn outline(&self, progress: &mut dyn FnMut(Transfer<'_>)) -> Result<Snapshot, HubError> {
+        let (mut record, side, weights) = self.needed()?;
+        for file in side {
+            let promise = self.promise(&file)?;
+            record.insert(file, promise);
+        }
+        self.fetch_all(&record, progress)?;
+        let dir = self.root.join("tqc").join(format!("{}-headers", self.commit));
+        let disk = |source| HubError::Disk { path: dir.clone(), source };
+        fs::create_dir_all(&dir).map_err(disk)?;
+        for file in record.keys() {
+            fs::copy(self.dir.join(file), dir.join(file)).map_err(disk)?;
+        }
+        for file in &weights {
+            let len = self.promise(file)?.bytes;
+            let path = dir.join(file);
+            if fs::metadata(&path).is_ok_and(|meta| meta.len() == len) {
+                continue;
+            }
+            // A damaged length or header is the checkpoint reader's to explain.
+            let mut bytes = self.start_of(file, 0..len.min(8))?;
+            let header = bytes.first_chunk().map_or(0, |length| u64::from_le_bytes(*length));
+            if header <= HEADER_LIMIT && header <= len.saturating_sub(8) {
+                bytes.extend(self.start_of(file, 8..8 + header)?);
+            }
+            let beside = dir.join(format!("{file}.new"));
+            let write = || -> io::Result<()> {
+                fs::write(&beside, &bytes)?;
+                fs::OpenOptions::new().write(true).open(&beside)?.set_len(len)?;
+                fs::rename(&beside, &path)
+            };
+            write().map_err(disk)?;
+        }
+        let files = record.into_keys().chain(weights).collect();
+        Ok(Snapshot { dir, root: self.root.clone(), files, commit: self.commit.to_owned() })
+    }
+
+    /// Some bytes of a file, straight from the hub.
+    fn start_of(&self, file: &str, range: std::ops::Range<u64>) -> Result<Vec<u8>, HubError> {
+        if range.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (name, token) = (file.to_owned(), self.config.token.clone());
+        let needed = range.end - range.start;
+        let bytes = self.request(file, move |repo, _| {
+            let mut request = ureq::get(repo.url(&name))
+                .header("Range", format!("bytes={}-{}", range.start, range.end - 1))
+                .header("User-Agent", concat!("tqc/", env!("CARGO_PKG_VERSION")));
+            if let Some(token) = &token {
+                request = request.header("Authorization", format!("Bearer {token}"));
+            }
+            let response = request.call().map_err(Box::new)?;
+            // A server that does not know ranges sends the file from its start.
+            let skip = if response.status() == 206 { 0 } else { range.start };
+            let mut body = response.into_body().into_reader();
+            io::copy(&mut (&mut body).take(skip), &mut io::sink())?;
+            let mut bytes = Vec::new();
+            body.take(needed).read_to_end(&mut bytes)?;
+            Ok(bytes)
+        })?;
+        if bytes.len() as u64 != needed {
+            return Err(self
+                .protocol(self.named(file), format!("{} bytes where {needed} were asked for", bytes.len())));
+        }
+        Ok(bytes)
     }
 
     fn same_commit(&self, found: &str) -> Result<(), HubError> {

@@ -56,3 +56,10 @@ pub fn machine_memory() -> Option<(Bytes, Bytes)> {
     };
     Some((field("MemTotal:")?, field("MemAvailable:")?))
 }
+
+/// The processor's name for itself; `None` where `/proc/cpuinfo` does not say.
+pub fn processor() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("model name"))?;
+    Some(line.trim_start().strip_prefix(':')?.trim().to_owned())
+}

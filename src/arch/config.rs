@@ -168,12 +168,39 @@ impl Config {
 
     /// The float type that the config declares for the model, if it does.
     pub fn float(&self) -> Option<Float> {
-        let text = self.root.get("text_config");
-        [self.root.get("torch_dtype"), self.root.get("dtype")]
-            .into_iter()
-            .chain([text.and_then(|t| t.get("torch_dtype")), text.and_then(|t| t.get("dtype"))])
-            .flatten()
-            .find_map(|value| Float::from_torch_name(value.as_str()?))
+        self.declared_floats().find_map(|(_, value)| Float::from_torch_name(value.as_str()?))
+    }
+
+    /// Refuses a declared dtype that no weight here can have, and two that differ: readers would disagree.
+    ///
+    /// # Errors
+    /// [`ArchError::Value`].
+    pub fn check_float(&self) -> Result<(), ArchError> {
+        let first = self.float();
+        for (key, value) in self.declared_floats() {
+            let found = value.as_str().and_then(Float::from_torch_name);
+            if found.is_none() || found != first {
+                let needed = match (found, first) {
+                    (Some(_), Some(first)) => format!("another key says `{}`", first.torch_name()),
+                    _ => "a model's dtype is `bfloat16`, `float16` or `float32`".to_owned(),
+                };
+                return Err(ArchError::Value { key, found: value.to_string(), needed });
+            }
+        }
+        Ok(())
+    }
+
+    /// Every key that declares the model's dtype, the first that readers believe first.
+    fn declared_floats(&self) -> impl Iterator<Item = (String, &Value)> {
+        let text = self.root.get("text_config").and_then(Value::as_object);
+        let sections = [("", Some(&self.root)), ("text_config.", text)];
+        sections.into_iter().flat_map(|(prefix, map)| {
+            ["torch_dtype", "dtype"].into_iter().filter_map(move |key| {
+                let value = map?.get(key).filter(|value| !value.is_null())?;
+                // `auto` leaves the word to the weights.
+                (value.as_str() != Some("auto")).then(|| (format!("{prefix}{key}"), value))
+            })
+        })
     }
 
     fn name(&self) -> &str {

@@ -31,7 +31,7 @@ use crate::artifact::{MACHINE, PROVENANCE};
 use crate::digest::{Digest, canonical_json};
 use crate::failure::{Exit, Failure, Outcome};
 use crate::plan::{Note, NoteKind, Plan, strict};
-use crate::process::{PeakMemory, free_space};
+use crate::process::{PeakMemory, free_space, processor};
 use crate::tensor::{Float, Shape};
 use crate::units::Bytes;
 use run::Results;
@@ -372,6 +372,7 @@ fn finish(
         "resumed_modules": built.resumed_modules,
         "operating_system": std::env::consts::OS,
         "architecture": std::env::consts::ARCH,
+        "processor": processor(),
     });
     write(&artifact.join(MACHINE), &pretty_json(&machine))?;
     Ok(built)

@@ -55,7 +55,7 @@ impl BuildArgs {
             false => None,
         };
         let interrupt = Interrupt::install()?;
-        let (recipe, source) = fetch::recipe_and_source(&self.recipe)?;
+        let (recipe, source) = fetch::recipe_and_source(&self.recipe, fetch::Need::Weights)?;
         let stop = interrupt.raise_a_flag();
         let plan = plan(recipe, source, self.machine.limits())?;
         let target = self.output.clone().unwrap_or_else(|| plan.default_output());

@@ -28,7 +28,7 @@ pub struct PlanArgs {
 
 impl PlanArgs {
     pub fn run(self) -> Outcome<Exit> {
-        let (recipe, source) = fetch::recipe_and_source(&self.recipe)?;
+        let (recipe, source) = fetch::recipe_and_source(&self.recipe, fetch::Need::Headers)?;
         let plan = plan(recipe, source, self.machine.limits())?;
         let estimate = estimate(&plan);
         if self.common.json {

@@ -206,6 +206,7 @@ pub fn plan(recipe: Recipe, source: SourceFolder, limits: Limits) -> Outcome<Pla
     let pipeline = Pipeline::find(&recipe.pipeline)?;
     let checkpoint = Checkpoint::open_with(&source.dir, &Links::of_folder(&source.dir))?;
     let config = Config::read(&source.dir)?;
+    config.check_float()?;
     refuse_packed(&checkpoint)?;
     let arch = registry::find(&config)?;
     let probe = |name: &str| checkpoint.get(name).map(|entry| (entry.dtype, entry.shape.clone()));
@@ -224,7 +225,7 @@ pub fn plan(recipe: Recipe, source: SourceFolder, limits: Limits) -> Outcome<Pla
 
     let mut notes = module::notes(&checkpoint, &modules);
     let copied = side::copied(&source.dir, &mut notes)?;
-    side::note_absent_parts(&config, &modules, &copied, &mut notes);
+    side::note_absent_parts(&source.dir, &config, &modules, &copied, &mut notes);
     let sizes = sizes(&checkpoint, &modules, &files);
     let side = side::generate(&recipe, &source, &config, arch, &model, &modules, &files, &sizes);
     let (threads, peak_memory) = memory::fit(&checkpoint, &modules, limits, &mut notes)?;

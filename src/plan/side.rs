@@ -94,6 +94,7 @@ pub(super) fn copied(dir: &Path, notes: &mut Vec<Note>) -> Outcome<Vec<CopiedFil
 
 /// Notes what the config promises and the checkpoint does not hold, and models that never stop.
 pub(super) fn note_absent_parts(
+    dir: &Path,
     config: &Config,
     modules: &[Module],
     copied: &[CopiedFile],
@@ -109,7 +110,15 @@ pub(super) fn note_absent_parts(
         });
     };
     if draft > 0 && !any(&[Role::Draft, Role::DraftLinear]) {
-        absent("mtp", "is promised by the config, but the checkpoint holds no draft head");
+        absent(
+            "mtp",
+            match dir.join("mtp").is_dir() {
+                true => {
+                    "is a folder beside the checkpoint, which is not read: build from the original checkpoint"
+                }
+                false => "is promised by the config, but the checkpoint holds no draft head",
+            },
+        );
     }
     if config.root().get("vision_config").is_some_and(|value| value.is_object()) && !any(&[Role::Vision]) {
         absent("vision_tower", "is promised by the config, but the checkpoint holds no vision tower");

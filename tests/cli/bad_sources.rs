@@ -481,3 +481,15 @@ fn kept_tensors_never_lie_where_readers_would_take_them_for_something_else() {
     assert!(names.iter().all(|name| !main.contains_key(*name)));
     tqc!("verify", case.output(), "--source", case.source(), "--rebuild", "all").expect(0);
 }
+
+#[test]
+fn refuses_a_declared_dtype_that_no_weight_has_and_two_that_differ() {
+    let mut model = small();
+    model.config["torch_dtype"] = json!("float64");
+    Case::of(&model).refused(&["config.json", "torch_dtype", "float64", "bfloat16"]);
+    model.config["torch_dtype"] = json!("bfloat16");
+    model.config["dtype"] = json!("float16");
+    Case::of(&model).refused(&["config.json", "`dtype`", "float16", "bfloat16"]);
+    model.config["dtype"] = json!("auto");
+    Case::of(&model).build(&default_codec(AFFINE_4_32), &[]).expect(0);
+}

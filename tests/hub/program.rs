@@ -33,7 +33,11 @@ impl Desk {
 
     /// `build --json`, with no settings of the hub but these and `extra`.
     fn command(&self, out: &Path, extra: &[(&str, &str)]) -> Command {
-        let mut command = common::command(crate::args!["build", self.recipe, "-o", out, "--json"]);
+        self.here(common::command(crate::args!["build", self.recipe, "-o", out, "--json"]), extra)
+    }
+
+    /// The command with no settings of the hub but these and `extra`.
+    fn here(&self, mut command: Command, extra: &[(&str, &str)]) -> Command {
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy().to_ascii_lowercase();
             if text.starts_with("hf_") || text.starts_with("hugging") || text.ends_with("_proxy") {
@@ -53,6 +57,38 @@ impl Desk {
 fn files() -> BTreeMap<String, Vec<u8>> {
     let entries = fs::read_dir(fixture("llama-tied")).unwrap().map(|entry| entry.unwrap());
     entries.map(|e| (e.file_name().into_string().unwrap(), fs::read(e.path()).unwrap())).collect()
+}
+
+#[test]
+fn a_plan_fetches_headers_and_small_files_but_no_weights() {
+    let server = Server::start(files(), Manners::default());
+    let desk = Desk::new(&server);
+    let command = common::command(crate::args!["plan", desk.recipe, "--json"]);
+    let plan = common::finish(desk.here(command, &[])).expect(0).json();
+    let local =
+        crate::tqc!("plan", desk.recipe, "--source", fixture("llama-tied"), "--json").expect(0).json();
+    assert_eq!(plan["modules"], local["modules"]);
+    assert_eq!(plan["sizes"], local["sizes"]);
+
+    let weights = format!("/{WEIGHTS}");
+    let asked: Vec<String> = server
+        .requests()
+        .into_iter()
+        .filter(|request| request.path.ends_with(&weights))
+        .filter_map(|request| request.range)
+        .filter(|range| range != "bytes=0-0")
+        .collect();
+    let file = files().remove(WEIGHTS).unwrap();
+    let header = 8 + u64::from_le_bytes(file[..8].try_into().unwrap());
+    assert!(!asked.is_empty());
+    for range in &asked {
+        let last: u64 = range.rsplit('-').next().unwrap().parse().unwrap();
+        assert!(last < header, "`{range}` reaches past the header's {header} bytes");
+    }
+    // A second plan asks for no header again, and a build still fetches everything.
+    let again = common::command(crate::args!["plan", desk.recipe, "--json"]);
+    common::finish(desk.here(again, &[])).expect(0);
+    desk.build(&desk.out("built"), &[]).expect(0);
 }
 
 #[test]
