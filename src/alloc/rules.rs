@@ -151,13 +151,19 @@ impl Allocator for Rules<'_> {
         });
         let undivided = undivided.iter().map(|(codec, origin, in_features, path, count)| {
             let group = codec.group().expect("only grouped codecs are collected");
-            let others = if *count > 1 { format!(" and {} more", count - 1) } else { String::new() };
-            let message = format!(
-                "{codec} needs in_features to be a multiple of {group}, but `{path}`{others} has {in_features}"
-            );
-            let fits = GroupSize::ALL.into_iter().rev().find(|g| in_features.is_multiple_of(u64::from(g.get())));
+            let has = match count {
+                1 => format!("has {in_features}"),
+                _ => format!("has {in_features}, and so have {} more", count - 1),
+            };
+            let message =
+                format!("{codec} needs in_features to be a multiple of {group}, but `{path}` {has}");
+            let fits =
+                GroupSize::ALL.into_iter().rev().find(|g| in_features.is_multiple_of(u64::from(g.get())));
             let help = match fits {
-                Some(fits) => format!("give it an affine codec with group {}, or `codec = \"keep\"`, in a `[[rule]]`", fits.get()),
+                Some(fits) => format!(
+                    "give it an affine codec with group {}, or `codec = \"keep\"`, in a `[[rule]]`",
+                    fits.get()
+                ),
                 None => "give it `codec = \"keep\"` in a `[[rule]]`".to_owned(),
             };
             self.recipe.problem(origin, message, Some(help))

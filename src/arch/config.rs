@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use crate::checkpoint::{CheckpointError, Links, read_small};
 use crate::digest::Digest;
 use crate::failure::{Exit, Failure};
 use crate::tensor::{Dtype, Float, Shape};
@@ -95,11 +96,10 @@ impl Config {
     pub fn read(dir: &Path) -> Result<Self, ArchError> {
         let unreadable = |problem: String| ArchError::Unreadable { file: "config.json".to_owned(), problem };
         let path = dir.join("config.json");
-        let len = std::fs::metadata(&path).map_err(|e| unreadable(e.to_string()))?.len();
-        if len > 16 << 20 {
-            return Err(unreadable(format!("{len} bytes is too large for a config")));
-        }
-        let bytes = std::fs::read(&path).map_err(|e| unreadable(e.to_string()))?;
+        let bytes = read_small(&path, &Links::of_folder(dir), CONFIG_LIMIT).map_err(|error| match error {
+            CheckpointError::Missing { .. } => unreadable("the file is missing".to_owned()),
+            other => unreadable(other.to_string()),
+        })?;
         let root = match serde_json::from_slice(&bytes) {
             Ok(Value::Object(root)) => root,
             Ok(_) => return Err(unreadable("not a JSON object".to_owned())),
@@ -216,6 +216,9 @@ pub struct Keys<'a> {
     model_type: &'a str,
 }
 
+/// Configs in use are some kilobytes.
+const CONFIG_LIMIT: u64 = 16 << 20;
+
 /// No real dimension is larger; keeps every product of three far inside u64.
 const LARGEST_DIMENSION: u64 = 1 << 21;
 /// No real model is deeper; keeps a hostile config from asking for millions of tensors.
@@ -297,6 +300,16 @@ impl<'a> Keys<'a> {
             && !value.as_f64().is_some_and(|number| number > 0.0)
         {
             problems.push(self.bad(key, value, "a positive number is needed"));
+        }
+    }
+
+    /// Refuses what is not a token id or a list of them; a missing key is fine.
+    pub fn token_ids(&self, key: &str, problems: &mut Vec<ArchError>) {
+        if let Some(value) = self.get(key)
+            && !value.is_u64()
+            && !value.as_array().is_some_and(|list| list.iter().all(Value::is_u64))
+        {
+            problems.push(self.bad(key, value, "a token id or a list of them is needed"));
         }
     }
 

@@ -58,6 +58,8 @@ impl Arch for Dense {
         let head_dim = keys.dimension_or("head_dim", (hidden / heads).max(1), p);
         keys.one_of("hidden_act", &["silu"], p);
         keys.positive("rms_norm_eps", p);
+        keys.dimension_or("max_position_embeddings", 1, p);
+        keys.token_ids("eos_token_id", p);
         check_rope(keys, p);
         if !heads.is_multiple_of(kv_heads) {
             p.push(ArchError::Value {

@@ -274,6 +274,9 @@ impl Arch for Qwen35 {
         let keys = config.text();
         let d = self.dims(config, p);
         keys.one_of("hidden_act", &["silu"], p);
+        keys.positive("rms_norm_eps", p);
+        keys.dimension_or("max_position_embeddings", 1, p);
+        keys.token_ids("eos_token_id", p);
         check_rope(keys, p);
         d.check_layer_types(config, p);
         if keys.flag_or("attention_bias", false, p) {

@@ -61,6 +61,10 @@ impl Artifact {
     /// [`ArtifactError`].
     pub fn open(dir: &Path) -> Result<Self, ArtifactError> {
         let path = dir.join(PROVENANCE);
+        if path.metadata().is_ok_and(|meta| !meta.is_file()) {
+            let problem = "it is not a regular file".to_owned();
+            return Err(ArtifactError::Record { path, problem });
+        }
         let bytes = std::fs::read(&path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
                 ArtifactError::NoRecord { path: dir.to_owned() }

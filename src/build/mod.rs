@@ -107,6 +107,10 @@ pub enum BuildError {
     HoldsMore { path: PathBuf, file: String },
     #[error("`{path}` is the source, which the artifact would replace")]
     IsSource { path: PathBuf },
+    #[error("`{path}` is where the artifact would grow, but it holds what no build put there")]
+    NotStaging { path: PathBuf },
+    #[error("`{path}` was removed or replaced while it was written")]
+    Taken { path: PathBuf },
     #[error("`{path}` does not name a folder")]
     NoName { path: PathBuf },
     #[error("another build is writing `{path}`")]
@@ -146,7 +150,7 @@ impl Failure for BuildError {
             | BuildError::CastOverflow { .. }
             | BuildError::Encode { .. }
             | BuildError::CopyChanged { .. } => Exit::Input,
-            BuildError::DiskSpace { .. } | BuildError::Io { .. } => Exit::Machine,
+            BuildError::DiskSpace { .. } | BuildError::Io { .. } | BuildError::Taken { .. } => Exit::Machine,
             BuildError::Interrupted { .. } => Exit::Interrupted,
             _ => Exit::Request,
         }
@@ -174,6 +178,10 @@ impl Failure for BuildError {
                 "move the file away, or choose another folder with `-o`".to_owned()
             }
             BuildError::IsSource { .. } => "choose another folder with `-o`".to_owned(),
+            BuildError::NotStaging { .. } => "move it away, or choose another folder with `-o`".to_owned(),
+            BuildError::Taken { .. } => {
+                "leave `.NAME.building` alone while a build runs; run it again".to_owned()
+            }
             BuildError::NoName { .. } => "name the artifact's folder with `-o`".to_owned(),
             BuildError::InUse { .. } => "wait for it to end, or write elsewhere with `-o`".to_owned(),
             BuildError::Unfinished { .. } => {
@@ -203,6 +211,9 @@ impl Finished {
     /// # Errors
     /// [`BuildError::Io`]; the target is then as it was.
     pub fn publish(self) -> Result<Built, BuildError> {
+        if !self.staging.is_intact() {
+            return Err(BuildError::Taken { path: self.staging.artifact() });
+        }
         self.staging.publish()?;
         Ok(self.built)
     }

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use super::encode::{self, Encoded, encode_panel, release_panel};
 use super::schedule::{Ended, Schedule};
-use super::staging::{Entry, SealedModule, Staging};
+use super::staging::{Entry, SealedModule, Staging, is_same_file};
 use super::{BuildError, Progress};
 use crate::digest::{Digest, Hasher};
 use crate::plan::{Module, Plan};
@@ -148,7 +148,10 @@ pub fn run(
     });
     peak.sample();
     match result {
-        Ok(()) => Ok(run.results(resumed_modules, peak)),
+        Ok(()) => match run.outputs.iter().find(|(path, file)| !is_same_file(file, path)) {
+            Some((path, _)) => Err(BuildError::Taken { path: path.clone() }),
+            None => Ok(run.results(resumed_modules, peak)),
+        },
         Err(Ended::Failed(error)) => Err(error),
         Err(Ended::Stopped) => {
             let done = run.sealed.iter().filter(|sealed| sealed.lock().expect(LOCKED).is_some()).count();
@@ -177,6 +180,10 @@ fn open_outputs(plan: &Plan, staging: &Staging) -> Result<Vec<(PathBuf, File)>, 
         let path = staging.artifact().join(&file.name);
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent).map_err(|e| BuildError::io("create", parent, e))?;
+        }
+        // Only a file of our own is written into: a link would lead to somebody else's.
+        if path.symlink_metadata().is_ok_and(|meta| !meta.is_file() || meta.nlink() != 1) {
+            std::fs::remove_file(&path).map_err(|e| BuildError::io("remove", &path, e))?;
         }
         let handle = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path);
         let handle = handle.map_err(|e| BuildError::io("create", &path, e))?;

@@ -114,8 +114,7 @@ pub struct Staging {
     target: PathBuf,
     journal: Mutex<File>,
     has_work: AtomicBool,
-    /// Held for its lock.
-    _lock: File,
+    lock: File,
 }
 
 impl Staging {
@@ -132,6 +131,7 @@ impl Staging {
     ) -> Result<(Self, Vec<Entry>), BuildError> {
         check_replaceable(target)?;
         let root = staging_path(target)?;
+        check_staging(&root)?;
         std::fs::create_dir_all(&root).map_err(|e| BuildError::io("create", &root, e))?;
         let lock_path = root.join("lock");
         let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path);
@@ -171,8 +171,7 @@ impl Staging {
         let mut text = Vec::new();
         let kept = entries.iter().skip(1).cloned();
         for entry in std::iter::once(Entry::Key(key.clone())).chain(kept) {
-            serde_json::to_writer(&mut text, &entry).expect("entries have string keys");
-            text.push(b'\n');
+            text.extend(line(&entry));
         }
         let fresh = root.join("journal.new");
         std::fs::write(&fresh, &text).map_err(|e| BuildError::io("write", &fresh, e))?;
@@ -181,7 +180,7 @@ impl Staging {
         let journal = Mutex::new(journal.map_err(|e| BuildError::io("open", &journal_path, e))?);
         let finished: Vec<Entry> = entries.into_iter().skip(1).collect();
         let has_work = AtomicBool::new(!finished.is_empty());
-        Ok((Self { root, target: target.to_owned(), journal, has_work, _lock: lock }, finished))
+        Ok((Self { root, target: target.to_owned(), journal, has_work, lock }, finished))
     }
 
     /// Where the artifact's files are written.
@@ -199,11 +198,15 @@ impl Staging {
     /// # Errors
     /// [`BuildError::Io`].
     pub fn record(&self, entry: &Entry) -> Result<(), BuildError> {
-        let mut line = serde_json::to_vec(entry).expect("entries have string keys");
-        line.push(b'\n');
+        let line = line(entry);
         self.has_work.store(true, Ordering::Relaxed);
         let mut journal = self.journal.lock().expect("writing a line does not panic");
         journal.write_all(&line).map_err(|e| BuildError::io("append to", &self.root.join("journal.jsonl"), e))
+    }
+
+    /// Whether the folder is still the one that was taken: nobody removed or replaced it meanwhile.
+    pub fn is_intact(&self) -> bool {
+        is_same_file(&self.lock, &self.root.join("lock"))
     }
 
     /// Makes the artifact durable and visible in one step, replacing an earlier artifact of ours.
@@ -233,8 +236,32 @@ impl Staging {
     }
 }
 
+/// What a staging folder may hold.
+const OWN: [&str; 5] = ["lock", "journal.jsonl", "journal.new", "artifact", "replaced"];
+
+/// Refuses a folder of the staging folder's name that is no staging folder: what is in it is somebody's.
+fn check_staging(root: &Path) -> Result<(), BuildError> {
+    let Ok(meta) = root.symlink_metadata() else { return Ok(()) };
+    let foreign = || BuildError::NotStaging { path: root.to_owned() };
+    if !meta.is_dir() {
+        return Err(foreign());
+    }
+    let entries = std::fs::read_dir(root).map_err(|e| BuildError::io("list", root, e))?;
+    for entry in entries {
+        let entry = entry.map_err(|e| BuildError::io("list", root, e))?;
+        let kind = entry.file_type().map_err(|e| BuildError::io("list", root, e))?;
+        let name = entry.file_name();
+        let folder = name == "artifact" || name == "replaced";
+        let fits = if folder { kind.is_dir() } else { kind.is_file() };
+        if !fits || !OWN.iter().any(|own| name == *own) {
+            return Err(foreign());
+        }
+    }
+    Ok(())
+}
+
 /// Whether the open file is still what the path leads to.
-fn is_same_file(file: &File, path: &Path) -> bool {
+pub fn is_same_file(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt as _;
     let id = |meta: &std::fs::Metadata| (meta.dev(), meta.ino());
     matches!((file.metadata(), std::fs::metadata(path)), (Ok(a), Ok(b)) if id(&a) == id(&b))
@@ -267,7 +294,18 @@ fn check_replaceable(target: &Path) -> Result<(), BuildError> {
     }
 }
 
-/// The lines that parse, up to the first that does not: a kill can only tear the last.
+/// A journal's line: the entry, and the start of its own SHA-256 in front, so that a damaged line is known.
+fn line(entry: &Entry) -> Vec<u8> {
+    let json = serde_json::to_string(entry).expect("entries have string keys");
+    format!("{} {json}\n", Digest::of(json.as_bytes()).short()).into_bytes()
+}
+
+fn parse_line(line: &[u8]) -> Option<Entry> {
+    let (digest, json) = std::str::from_utf8(line).ok()?.split_once(' ')?;
+    (Digest::of(json.as_bytes()).short() == digest).then(|| serde_json::from_str(json).ok())?
+}
+
+/// The lines that are whole, up to the first that is not: a kill can only tear the last.
 fn read_journal(path: &Path) -> io::Result<Vec<Entry>> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -276,9 +314,9 @@ fn read_journal(path: &Path) -> io::Result<Vec<Entry>> {
     };
     let mut entries = Vec::new();
     for line in BufReader::new(file).split(b'\n') {
-        match serde_json::from_slice(&line?) {
-            Ok(entry) => entries.push(entry),
-            Err(_) => break,
+        match parse_line(&line?) {
+            Some(entry) => entries.push(entry),
+            None => break,
         }
     }
     Ok(entries)

@@ -23,6 +23,9 @@ pub enum CheckpointError {
     #[error("`{path}` is neither a folder nor a regular file")]
     NotAFile { path: PathBuf },
 
+    #[error("`{path}` has {found} bytes, more than the {limit} that such a file may have")]
+    TooLarge { path: PathBuf, found: u64, limit: u64 },
+
     #[error("`{dir}` holds no safetensors file")]
     NoWeights { dir: PathBuf },
 
@@ -161,7 +164,8 @@ impl Failure for CheckpointError {
         Some(match self {
             Missing { .. } => "check the spelling; a source is a folder of safetensors files".into(),
             Unreadable { .. } => "check the permissions and the disk".into(),
-            NotAFile { .. } => "give a folder of safetensors files, or one such file".into(),
+            NotAFile { .. } => "a source is a folder of regular files, or one safetensors file".into(),
+            TooLarge { .. } => "check that it is the file that its name says".into(),
             NoWeights { .. } => {
                 "a source needs `model.safetensors`, or shards with `model.safetensors.index.json`; \
                  convert `.bin`, `.pth` or `.gguf` weights first"

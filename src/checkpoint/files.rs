@@ -83,10 +83,10 @@ fn read_index(dir: &Path, links: &Links, problems: &mut Vec<CheckpointError>) ->
             return None;
         }
     }
-    let bytes = match fs::read(&path) {
+    let bytes = match read_small(&path, links, SMALL_LIMIT) {
         Ok(bytes) => bytes,
-        Err(source) => {
-            problems.push(CheckpointError::Unreadable { path, source });
+        Err(problem) => {
+            problems.push(problem);
             return None;
         }
     };
@@ -227,6 +227,28 @@ fn numbered(name: &str) -> Option<(u32, u32)> {
         digits.then(|| text.parse().ok()).flatten()
     };
     Some((five(number)?, five(total)?))
+}
+
+/// The largest index or config that is read: some hundred times the largest in use.
+pub const SMALL_LIMIT: u64 = 256 << 20;
+
+/// Reads a regular file of at most `limit` bytes; a link only where `links` allows it.
+///
+/// # Errors
+/// [`CheckpointError::Missing`], [`CheckpointError::Link`], [`CheckpointError::NotAFile`],
+/// [`CheckpointError::TooLarge`], [`CheckpointError::Unreadable`].
+pub fn read_small(path: &Path, links: &Links, limit: u64) -> Result<Vec<u8>, CheckpointError> {
+    check_links(path, links)?;
+    let unreadable = |source| CheckpointError::Unreadable { path: path.to_path_buf(), source };
+    // Asked before opening, because opening a pipe would wait for its writer.
+    let meta = fs::metadata(path).map_err(unreadable)?;
+    if !meta.is_file() {
+        return Err(CheckpointError::NotAFile { path: path.to_path_buf() });
+    }
+    if meta.len() > limit {
+        return Err(CheckpointError::TooLarge { path: path.to_path_buf(), found: meta.len(), limit });
+    }
+    fs::read(path).map_err(unreadable)
 }
 
 /// Whether `path` may be opened: it exists, and it is no link, or a link that `links` allows.

@@ -23,7 +23,7 @@ use std::time::SystemTime;
 use memmap2::{Advice, Mmap, UncheckedAdvice};
 
 pub use error::{CheckpointError, REPORTED};
-pub use files::{INDEX, check_links, is_plain};
+pub use files::{INDEX, SMALL_LIMIT, is_plain, read_small};
 pub use header::{HEADER_LIMIT, Header, HeaderTensor, read_header};
 
 use crate::failure::Problems;

@@ -49,6 +49,9 @@ pub struct BuildArgs {
 impl BuildArgs {
     pub fn run(self) -> Outcome<Exit> {
         let lock_path = self.recipe.recipe.with_extension("lock");
+        if self.write_lock {
+            check_lock_place(&self.recipe.recipe, &lock_path)?;
+        }
         let lock = match self.locked {
             true if !lock_path.exists() => return Err(CliError::NoLock { path: lock_path }.into()),
             true => Some(Lock::read(&lock_path)?),
@@ -59,6 +62,8 @@ impl BuildArgs {
         let stop = interrupt.raise_a_flag();
         let plan = plan(recipe, source, self.machine.limits())?;
         let target = self.output.clone().unwrap_or_else(|| plan.default_output());
+        // Without a final `/` or `/.`, which name what a link leads to rather than the link.
+        let target: PathBuf = target.components().collect();
         let tool = format!("{} {}", plan.tool.name, plan.tool.version);
         // What the plan knows already is compared before the work, not after.
         let planned = |lock: &Lock| Lock {
@@ -79,7 +84,10 @@ impl BuildArgs {
             _ => Unfinished::Refuse,
         };
         if self.resume && !staging_path(&target)?.exists() {
-            eprintln!("note: there is no unfinished build of `{}`; starting one", target.display());
+            print::say(&format!(
+                "note: there is no unfinished build of `{}`; starting one",
+                target.display()
+            ));
         }
         let bar = Bar::default();
         let options =
@@ -97,7 +105,7 @@ impl BuildArgs {
         if let Some(lock) = &lock
             && !holds(lock, &found, &lock_path, true)
         {
-            eprintln!("`{}` is as it was before", target.display());
+            print::say(&format!("`{}` is as it was before", target.display()));
             finished.discard()?;
             return Ok(Exit::No);
         }
@@ -105,7 +113,7 @@ impl BuildArgs {
         self.report(&plan, &built)?;
         if self.write_lock {
             write_whole(&lock_path, &found.text())?;
-            eprintln!("wrote {}", lock_path.display());
+            print::say(&format!("wrote {}", lock_path.display()));
         }
         Ok(Exit::Done)
     }
@@ -127,14 +135,14 @@ impl BuildArgs {
             0 => String::new(),
             n => format!(", {n} modules resumed"),
         };
-        eprintln!(
+        print::say(&format!(
             "built in {} with {} threads ({}), peak memory {} ({} anonymous){resumed}",
             seconds(built.elapsed_s),
             plan.threads,
             plan.isa,
             built.peak.resident,
             built.peak.anonymous
-        );
+        ));
         print::text(&format!(
             "artifact         {}\nsize             {} ({} bytes of weight files)\nbits per weight  {:.4} ({:.4} over quantized modules)\ndigest           {}\n",
             built.path.display(),
@@ -155,15 +163,15 @@ fn tell<'a>(word: &str, notes: impl Iterator<Item = &'a Note>) {
         let count = counts.entry(note.kind).or_default();
         *count += 1;
         if *count <= TOLD {
-            eprintln!("{word}: `{}` {}", note.subject, note.detail);
+            print::say(&format!("{word}: `{}` {}", note.subject, note.detail));
         }
     }
     for (kind, count) in counts.into_iter().filter(|(_, count)| *count > TOLD) {
-        eprintln!(
+        print::say(&format!(
             "{word}: and {} more of kind `{}`; `provenance.json` lists them",
             count - TOLD,
             kind.name()
-        );
+        ));
     }
 }
 
@@ -174,8 +182,8 @@ const TOLD: usize = 3;
 fn holds(lock: &Lock, found: &Lock, path: &Path, built: bool) -> bool {
     let differences = lock.differences(found);
     if !differences.is_empty() {
-        eprintln!("`{}` does not hold:", path.display());
-        eprint!("{}", differences_text(&differences, built));
+        print::say(&format!("`{}` does not hold:", path.display()));
+        print::say(differences_text(&differences, built).trim_end());
     }
     differences.is_empty()
 }
@@ -193,15 +201,13 @@ impl Interrupt {
         let (working, stop) = (Arc::clone(&interrupt.working), Arc::clone(&interrupt.stop));
         ctrlc::set_handler(move || {
             if !working.load(Ordering::Relaxed) {
-                eprintln!(
-                    "\nerror: interrupted before the work began\nhelp: run the same command again; a download goes on where it stopped"
-                );
+                print::say("\nerror: interrupted before the work began\nhelp: run the same command again; a download goes on where it stopped");
                 std::process::exit(Exit::Interrupted as i32);
             }
             if stop.swap(true, Ordering::Relaxed) {
                 std::process::exit(Exit::Interrupted as i32);
             }
-            eprintln!("\nstopping after the panels under way; once more to stop at once");
+            print::say("\nstopping after the panels under way; once more to stop at once");
         })
         .map_err(|error| CliError::Signals(error.to_string()))?;
         Ok(interrupt)
@@ -212,6 +218,17 @@ impl Interrupt {
         self.working.store(true, Ordering::Relaxed);
         self.stop
     }
+}
+
+/// Refuses to write the lock over anything that is no lock: the recipe itself, or a stranger's file.
+fn check_lock_place(recipe: &Path, lock: &Path) -> Outcome<()> {
+    if recipe == lock {
+        return Err(CliError::LockIsRecipe { path: lock.to_owned() }.into());
+    }
+    if lock.symlink_metadata().is_ok() {
+        Lock::read(lock)?;
+    }
+    Ok(())
 }
 
 /// Beside, then over: the file appears whole or not at all.

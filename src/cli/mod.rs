@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 
 use crate::bench::{EncodeBench, EncodeReport, encode};
+use crate::codec::CodecSpec;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::isa::Isa;
 use crate::plan::Limits;
@@ -156,6 +157,9 @@ impl EncodeArgs {
     fn run(self) -> Outcome<Exit> {
         let machine = Machine { memory: None, threads: self.threads, isa: self.isa };
         let limits = machine.limits();
+        if !CodecSpec::all().iter().any(|codec| codec.to_string().contains(&self.codec)) {
+            return Err(CliError::NoSuchCodec { text: self.codec }.into());
+        }
         let bench = EncodeBench::new(limits.threads, limits.isa);
         let report = encode(&bench, |codec, _| codec.to_string().contains(&self.codec));
         if self.common.json {
@@ -198,6 +202,10 @@ enum CliError {
     Write { path: PathBuf, error: std::io::Error },
     #[error("signals cannot be handled: {0}")]
     Signals(String),
+    #[error("the recipe is called `{path}`, which is where its lock would be written")]
+    LockIsRecipe { path: PathBuf },
+    #[error("no codec's name contains `{text}`")]
+    NoSuchCodec { text: String },
     #[error("`{path}` does not exist, so there is nothing to compare the build with")]
     NoLock { path: PathBuf },
 }
@@ -205,13 +213,17 @@ enum CliError {
 impl Failure for CliError {
     fn exit(&self) -> Exit {
         match self {
-            CliError::NoLock { .. } => Exit::Request,
+            CliError::NoLock { .. } | CliError::LockIsRecipe { .. } | CliError::NoSuchCodec { .. } => {
+                Exit::Request
+            }
             _ => Exit::Machine,
         }
     }
 
     fn help(&self) -> Option<String> {
         match self {
+            CliError::LockIsRecipe { .. } => Some("give the recipe a name that ends in `.toml`".to_owned()),
+            CliError::NoSuchCodec { .. } => Some("`affine-4`, `mxfp`, `nvfp4` and the like do".to_owned()),
             CliError::NoLock { .. } => Some("write it with `tqc build RECIPE --write-lock`".to_owned()),
             _ => None,
         }

@@ -10,7 +10,7 @@ use crate::failure::Failure;
 /// Writes text to stdout; a closed pipe is the reader's choice, not an error.
 pub fn text(text: &str) -> Result<(), CliError> {
     let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(clean(text).as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(CliError::Stdout(error)),
         _ => Ok(()),
     }
@@ -22,15 +22,42 @@ pub fn json<T: Serialize>(value: &T) -> Result<(), CliError> {
     text(&String::from_utf8_lossy(&bytes))
 }
 
+/// Writes a line to stderr; nobody is left to tell if that fails.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{}", clean(line));
+}
+
+/// Characters of an error that are shown: a hostile name can be megabytes long.
+const LONGEST: usize = 20_000;
+
 /// Writes an error and its remedy to stderr.
 pub fn failure(failure: &dyn Failure) {
-    let mut out = format!("error: {failure}\n");
+    let mut out = format!("error: {}", shortened(failure.to_string()));
     if let Some(help) = failure.help() {
-        out.push_str(&format!("help: {help}\n"));
+        out.push_str(&format!("\nhelp: {}", shortened(help)));
     }
-    // Nobody is left to tell if this fails.
-    let _ = std::io::stderr().lock().write_all(out.as_bytes());
+    say(&out);
 }
+
+fn shortened(mut text: String) -> String {
+    if let Some((cut, _)) = text.char_indices().nth(LONGEST) {
+        text.truncate(cut);
+        text.push_str(" ... (cut)");
+    }
+    text
+}
+
+/// Names come from files that anyone may have written: control characters are shown, not obeyed.
+fn clean(text: &str) -> String {
+    let escape = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if !text.contains(escape) {
+        return text.to_owned();
+    }
+    text.chars().map(|c| if escape(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
+}
+
+/// Characters of a table's cell that are shown.
+const WIDEST: usize = 120;
 
 /// A table with a header; numeric columns (`true`) are aligned right.
 pub struct Table {
@@ -46,7 +73,11 @@ impl Table {
 
     /// Appends a row of as many cells as there are columns.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().collect());
+        let short = |cell: String| match cell.char_indices().nth(WIDEST) {
+            Some((cut, _)) => format!("{}...", &cell[..cut]),
+            None => cell,
+        };
+        self.rows.push(cells.into_iter().map(short).collect());
     }
 
     /// The text, two spaces between columns.
@@ -76,6 +107,14 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn control_characters_are_shown_and_long_cells_are_cut() {
+        assert_eq!(clean("a\u{1b}[31mb\n\tc\0"), "a\\u{1b}[31mb\n\tc\\u{0}");
+        let mut table = Table::new(&[("name", false)]);
+        table.row(["é".repeat(100_000)]);
+        assert_eq!(table.render().lines().last().map(|line| line.chars().count()), Some(WIDEST + 3));
+    }
 
     #[test]
     fn numbers_are_aligned_right_and_lines_end_without_spaces() {

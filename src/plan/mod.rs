@@ -163,10 +163,8 @@ pub enum PlanError {
     NoSource { recipe: String },
     #[error("this build needs {needed} of working memory, but the budget is {budget}")]
     Memory { needed: Bytes, budget: Bytes },
-    #[error("`{file}` cannot be read: {error}")]
-    Unreadable { file: PathBuf, error: std::io::Error },
-    #[error("`{file}` is {found}, more than the {limit} that such a file may have")]
-    TooLarge { file: PathBuf, found: Bytes, limit: Bytes },
+    #[error("`{file}` is not JSON: {problem}")]
+    NotJson { file: PathBuf, problem: String },
     #[error("{count} of the plan's notes are errors under `--strict`; the first: {first}")]
     Strict { count: usize, first: String },
 }
@@ -174,8 +172,7 @@ pub enum PlanError {
 impl Failure for PlanError {
     fn exit(&self) -> Exit {
         match self {
-            PlanError::TooLarge { .. } => Exit::Input,
-            PlanError::Unreadable { .. } => Exit::Machine,
+            PlanError::NotJson { .. } => Exit::Input,
             _ => Exit::Request,
         }
     }
@@ -187,10 +184,9 @@ impl Failure for PlanError {
                     .to_owned(),
             ),
             PlanError::Memory { needed, .. } => Some(format!("give `--memory` at least {needed}")),
-            PlanError::Unreadable { .. } => Some("check the file's permissions".to_owned()),
-            PlanError::TooLarge { .. } => Some(
-                "check that it is the file that its name says; remove it from the source if not".to_owned(),
-            ),
+            PlanError::NotJson { .. } => {
+                Some("take the file from the repository that the weights came from, or remove it".to_owned())
+            }
             PlanError::Strict { .. } => {
                 Some("`tqc plan` lists them all; mend each, or build without `--strict`".to_owned())
             }

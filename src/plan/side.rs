@@ -7,7 +7,7 @@ use crate::arch::{Arch, Config, Folder, Model, Role};
 use crate::artifact::card::{Card, CardRow, card};
 use crate::artifact::config::{index, pretty_json, quantization, with_quantization};
 use crate::artifact::layout::OutputFile;
-use crate::checkpoint::Links;
+use crate::checkpoint::{Links, SMALL_LIMIT, read_small};
 use crate::codec::CodecSpec;
 use crate::digest::Digest;
 use crate::failure::Outcome;
@@ -60,9 +60,6 @@ const COPIED: &[(&str, bool)] = &[
     ("vocab.json", true),
 ];
 
-/// The largest tokenizer files in use are some tens of megabytes.
-const COPY_LIMIT: Bytes = Bytes::mib(256);
-
 /// Finds and digests the files that are copied.
 pub(super) fn copied(dir: &Path, notes: &mut Vec<Note>) -> Outcome<Vec<CopiedFile>> {
     let links = Links::of_folder(dir);
@@ -72,13 +69,13 @@ pub(super) fn copied(dir: &Path, notes: &mut Vec<Note>) -> Outcome<Vec<CopiedFil
         if path.symlink_metadata().is_err() {
             continue;
         }
-        crate::checkpoint::check_links(&path, &links)?;
-        let unreadable = |error| PlanError::Unreadable { file: path.clone(), error };
-        let bytes = std::fs::metadata(&path).map_err(unreadable)?.len();
-        if bytes > COPY_LIMIT.0 {
-            return Err(PlanError::TooLarge { file: path, found: Bytes(bytes), limit: COPY_LIMIT }.into());
+        let content = read_small(&path, &links, SMALL_LIMIT)?;
+        if name.ends_with(".json")
+            && let Err(error) = serde_json::from_slice::<serde::de::IgnoredAny>(&content)
+        {
+            return Err(PlanError::NotJson { file: path, problem: error.to_string() }.into());
         }
-        let sha256 = Digest::of(&std::fs::read(&path).map_err(unreadable)?);
+        let (bytes, sha256) = (content.len() as u64, Digest::of(&content));
         files.push(CopiedFile { name: (*name).to_owned(), path, bytes, sha256, tokenizer: *tokenizer });
     }
     let has = |name: &str| files.iter().any(|file| file.name == name);

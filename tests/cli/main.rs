@@ -5,5 +5,6 @@ mod common;
 
 mod bad_requests;
 mod bad_sources;
+mod hostile;
 mod sizes;
 mod verdicts;

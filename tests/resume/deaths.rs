@@ -303,3 +303,28 @@ fn a_killed_rebuild_leaves_the_earlier_artifact_untouched() {
     finish(command(crate::args!["verify", work.out()])).expect(0);
     work.resumes_to(&shared().digest);
 }
+
+#[test]
+fn a_journal_line_that_was_edited_costs_only_work() {
+    let work = Work::on_shared();
+    assert!(work.kill_at(12, &[]));
+    let journal = work.staging().join("journal.jsonl");
+    let text = fs::read_to_string(&journal).unwrap();
+    let edited = text.replace("\"scale_underflow\":0", "\"scale_underflow\":5");
+    assert_ne!(edited, text);
+    fs::write(&journal, edited).unwrap();
+    work.resumes_to(&shared().digest);
+}
+
+#[test]
+fn a_staging_folder_that_is_removed_under_a_build_never_becomes_an_artifact() {
+    let work = Work::on_shared();
+    let mut child = work.spawn(&[]);
+    while child.try_wait().unwrap().is_none() && work.journal_lines() < 12 {
+        sleep(Duration::from_millis(1));
+    }
+    fs::remove_dir_all(work.staging()).unwrap();
+    let status = child.wait().unwrap();
+    assert_eq!(status.code(), Some(4));
+    assert!(!work.out().exists());
+}
