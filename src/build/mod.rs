@@ -19,6 +19,8 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+pub(crate) use run::Results;
+pub(crate) use staging::SealedModule;
 pub use staging::{Unfinished, staging_path};
 
 use crate::arch::Fate;
@@ -34,7 +36,6 @@ use crate::plan::{Note, NoteKind, Plan, strict};
 use crate::process::{PeakMemory, free_space, processor};
 use crate::tensor::{Float, Shape};
 use crate::units::Bytes;
-use run::Results;
 use staging::{JournalKey, SourceStat, Staging};
 
 /// How to build.
@@ -327,15 +328,7 @@ fn finish(
     options.progress.phase("writing");
     let stop = |failure: Box<dyn Failure>| Ending { failure, keep: false };
     plan.checkpoint.check_unchanged().map_err(|error| stop(error.into()))?;
-    let mut notes = plan.notes.clone();
-    notes.extend(results.modules.iter().zip(&plan.modules).flat_map(|(sealed, module)| {
-        sealed.repairs().rows().map(|(kind, groups)| Note {
-            kind: NoteKind::Repair,
-            subject: module.output.rule_path(),
-            detail: format!("has {groups} groups with {}", repair_words(kind)),
-        })
-    }));
-    notes.sort();
+    let notes = all_notes(plan, &results.modules);
     if options.strict {
         // The same build without `--strict` can use all of it.
         strict(&notes).map_err(|error| Ending { failure: error.into(), keep: true })?;
@@ -397,6 +390,20 @@ fn pinned_source(plan: &Plan, provenance: &Provenance) -> Digest {
     digest_of_files(config.into_iter().chain(weights).chain(copied))
 }
 
+/// Notes of the plan, and one for each module that its encoder repaired.
+pub(crate) fn all_notes(plan: &Plan, modules: &[SealedModule]) -> Vec<Note> {
+    let repairs = modules.iter().zip(&plan.modules).flat_map(|(sealed, module)| {
+        sealed.repairs().rows().map(|(kind, groups)| Note {
+            kind: NoteKind::Repair,
+            subject: module.output.rule_path(),
+            detail: format!("has {groups} groups with {}", repair_words(kind)),
+        })
+    });
+    let mut notes: Vec<Note> = plan.notes.iter().cloned().chain(repairs).collect();
+    notes.sort();
+    notes
+}
+
 fn repair_words(kind: crate::quant::Repair) -> &'static str {
     match kind {
         crate::quant::Repair::ScaleUnderflow => "a scale below the format's range, written as zeros",
@@ -411,7 +418,13 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), BuildError> {
     std::fs::write(path, bytes).map_err(|e| BuildError::io("write", path, e))
 }
 
-fn provenance(plan: &Plan, results: &Results, notes: &[Note], files: BTreeMap<String, Digest>) -> Provenance {
+/// The record of a build: all of it follows from the plan, the digests and the losses.
+pub(crate) fn provenance(
+    plan: &Plan,
+    results: &Results,
+    notes: &[Note],
+    files: BTreeMap<String, Digest>,
+) -> Provenance {
     let tensors = source_tensors(plan, results);
     let tokenizer: Vec<_> = plan.copied.iter().filter(|file| file.tokenizer).collect();
     let tokenizer_sha256 = (!tokenizer.is_empty())

@@ -380,14 +380,7 @@ impl Run<'_> {
         let Progressing { losses, repairs } = std::mem::take(&mut *self.modules[index].lock().expect(LOCKED));
         let mut loss = RowLoss::default();
         losses.into_iter().flatten().for_each(|row| loss += row);
-        let sealed = SealedModule {
-            module: index,
-            planes: self.plane_digests(module, scratch)?,
-            error_bits: loss.error.to_bits(),
-            energy_bits: loss.energy.to_bits(),
-            scale_underflow: repairs.scale_underflow,
-            scale_overflow: repairs.scale_overflow,
-        };
+        let sealed = SealedModule::new(index, self.plane_digests(module, scratch)?, loss, repairs);
         self.staging.record(&Entry::Module(sealed.clone()))?;
         *self.sealed[index].lock().expect(LOCKED) = Some(sealed);
         self.progress.module(&module.output.module);

@@ -85,6 +85,18 @@ pub struct SealedModule {
 }
 
 impl SealedModule {
+    /// Module `module` with these plane digests, the sums over its rows, and what its encoder changed.
+    pub fn new(module: usize, planes: Vec<Digest>, loss: RowLoss, repairs: Repairs) -> Self {
+        Self {
+            module,
+            planes,
+            error_bits: loss.error.to_bits(),
+            energy_bits: loss.energy.to_bits(),
+            scale_underflow: repairs.scale_underflow,
+            scale_overflow: repairs.scale_overflow,
+        }
+    }
+
     /// The sums over all rows.
     pub fn loss(&self) -> RowLoss {
         RowLoss { error: f64::from_bits(self.error_bits), energy: f64::from_bits(self.energy_bits) }

@@ -145,7 +145,7 @@ fn json(path: &Path) -> Option<serde_json::Value> {
 }
 
 /// Goes down into objects; lists and values are compared whole, except lists of named records.
-fn keys(
+pub(super) fn keys(
     file: &str,
     at: &str,
     left: Option<&serde_json::Value>,

@@ -7,16 +7,20 @@ use std::sync::atomic::AtomicBool;
 
 use serde::Serialize;
 
+use super::diff::keys;
 use super::file_digest;
 use crate::artifact::PROVENANCE;
 use crate::artifact::open::{Artifact, files_below};
 use crate::artifact::provenance::{Provenance, source_digest};
 use crate::build::encode::{Scratch, encode_panel, release_panel};
 use crate::build::schedule::{Ended, Schedule};
+use crate::build::{BuildError, Results, SealedModule, all_notes, provenance};
 use crate::checkpoint::{Checkpoint, Links, is_plain};
 use crate::digest::{Digest, Hasher, canonical_json};
 use crate::failure::{Exit, Failure, Outcome};
 use crate::plan::{HubId, Limits, Module, Plan, SourceFolder, plan};
+use crate::process::PeakMemory;
+use crate::quant::{Repairs, RowLoss};
 use crate::recipe::{Recipe, RecipeFile, digest_of_texts};
 use crate::stage::pipeline;
 use crate::tool::Tool;
@@ -112,9 +116,9 @@ pub fn verify(
     check_accounts(&artifact.provenance, &mut verdict);
     check_record(&artifact, &mut verdict);
     if let Some(source) = source {
-        check_source(&artifact.provenance, source, limits, stop, &mut verdict)?;
+        let tensors = check_source(&artifact.provenance, source, limits, stop, &mut verdict)?;
         if rebuild != Rebuild::No {
-            check_rebuild(&artifact, source, rebuild, limits, stop, &mut verdict)?;
+            check_rebuild(&artifact, source, tensors, rebuild, limits, stop, &mut verdict)?;
         }
     }
     verdict.problems.sort();
@@ -301,7 +305,7 @@ fn check_source(
     limits: Limits,
     stop: &AtomicBool,
     verdict: &mut Verdict,
-) -> Outcome<()> {
+) -> Outcome<Vec<Digest>> {
     let checkpoint = Checkpoint::open_with(source, &Links::of_folder(source))?;
     let digests = in_parallel(checkpoint.tensors(), limits, stop, |_, entry| {
         let mut hasher = Hasher::default();
@@ -315,7 +319,7 @@ fn check_source(
     })?;
     let mut needed: BTreeMap<&str, _> =
         provenance.source.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
-    for (entry, digest) in checkpoint.tensors().iter().zip(digests) {
+    for (entry, digest) in checkpoint.tensors().iter().zip(&digests) {
         verdict.source_tensors += 1;
         match needed.remove(entry.name.as_str()) {
             None => verdict.problem(&entry.name, "is in the source but not in the record"),
@@ -326,7 +330,7 @@ fn check_source(
                     entry.dtype, entry.shape, record.dtype, record.shape
                 ),
             ),
-            Some(record) if record.sha256 != digest => verdict.problem(
+            Some(record) if record.sha256 != *digest => verdict.problem(
                 &entry.name,
                 format!("has SHA-256 {digest} in the source, but the record says {}", record.sha256),
             ),
@@ -336,13 +340,14 @@ fn check_source(
     for name in needed.into_keys() {
         verdict.problem(name, "is in the record but not in the source");
     }
-    Ok(())
+    Ok(digests)
 }
 
 /// Encodes modules again, from the recipe that the record carries.
 fn check_rebuild(
     artifact: &Artifact,
     source: &Path,
+    source_tensors: Vec<Digest>,
     rebuild: Rebuild,
     limits: Limits,
     stop: &AtomicBool,
@@ -383,18 +388,22 @@ fn check_rebuild(
     let rebuilt = in_parallel(&chosen, limits, stop, |thread, module| {
         let mut scratch = scratch[thread].lock().expect("one job a thread");
         let mut planes = vec![Hasher::default(); module.stored.len()];
+        let (mut loss, mut repairs) = (RowLoss::default(), Repairs::default());
         for panel in 0..module.panels.len() {
             let encoded = encode_panel(&plan, module, panel, &mut scratch)?;
             planes.iter_mut().zip(encoded.planes).for_each(|(hasher, bytes)| hasher.update(bytes));
+            encoded.losses.into_iter().for_each(|row| loss += row);
+            repairs += encoded.repairs;
             release_panel(&plan, module, panel);
         }
-        Ok::<_, crate::build::BuildError>(planes.into_iter().map(Hasher::finish).collect::<Vec<_>>())
+        let planes = planes.into_iter().map(Hasher::finish).collect();
+        Ok::<_, BuildError>(SealedModule::new(0, planes, loss, repairs))
     })?;
-    for (module, planes) in chosen.iter().zip(rebuilt) {
+    for (module, sealed) in chosen.iter().zip(&rebuilt) {
         verdict.rebuilt_modules += 1;
-        for (plane, digest) in module.stored.iter().zip(planes) {
+        for (plane, digest) in module.stored.iter().zip(&sealed.planes) {
             match digests.get(plane.name.as_str()) {
-                Some(needed) if *needed == digest => {}
+                Some(needed) if needed == digest => {}
                 Some(needed) => verdict.problem(
                     &plane.name,
                     format!("encodes to SHA-256 {digest}, but the record says {needed}"),
@@ -404,7 +413,75 @@ fn check_rebuild(
             }
         }
     }
+    // Anything else that is wrong would only be said again.
+    if rebuild == Rebuild::All && verdict.problems.is_empty() {
+        check_whole_record(artifact, &plan, source_tensors, rebuilt, limits, stop, verdict)?;
+    }
     Ok(())
+}
+
+/// The record is wholly determined by recipe, source, program and artifact: makes it again and compares.
+fn check_whole_record(
+    artifact: &Artifact,
+    plan: &Plan,
+    source_tensors: Vec<Digest>,
+    modules: Vec<SealedModule>,
+    limits: Limits,
+    stop: &AtomicBool,
+    verdict: &mut Verdict,
+) -> Outcome<()> {
+    let record = &artifact.provenance;
+    let files = plan.checkpoint.files();
+    let source_files = in_parallel(files, limits, stop, |_, file| {
+        file_digest(&file.path).map_err(|error| VerifyError::Unreadable { path: file.path.clone(), error })
+    })?;
+    let named = files.iter().zip(&source_files).map(|(file, sha256)| (file.name.as_str(), file.len, *sha256));
+    if !named.eq(record.source.files.iter().map(|file| (file.name.as_str(), file.bytes, file.sha256))) {
+        verdict.notes.push(
+            "the source is divided into other files than the record says; only its tensors were compared"
+                .to_owned(),
+        );
+        return Ok(());
+    }
+    let side = plan.side.iter().map(|file| (file.name.clone(), Digest::of(&file.bytes)));
+    let copied = plan.copied.iter().map(|file| (file.name.clone(), file.sha256));
+    let output_files: Vec<Digest> =
+        plan.files.iter().filter_map(|file| record.files.get(&file.name).copied()).collect();
+    let weights = plan.files.iter().map(|file| file.name.clone()).zip(output_files.iter().copied());
+    let listed = weights.chain(side).chain(copied).collect();
+    let notes = all_notes(plan, &modules);
+    let results = Results {
+        source_files,
+        source_tensors,
+        modules,
+        output_files,
+        resumed_modules: 0,
+        peak: PeakMemory::default(),
+    };
+    let made = json(&provenance(plan, &results, &notes, listed));
+    let mut differences = Vec::new();
+    keys(PROVENANCE, "", Some(&json(record)), Some(&made), &mut differences);
+    let other_tool = record.tool.source_sha256 != plan.tool.source_sha256;
+    let of_tool = |key: &str| key == "plan_sha256" || key.starts_with("tool.");
+    for difference in differences.iter().filter(|difference| !(other_tool && of_tool(&difference.key))) {
+        let word = |value: &Option<serde_json::Value>| {
+            value.as_ref().map_or("nothing".to_owned(), |v| v.to_string())
+        };
+        verdict.problem(
+            PROVENANCE,
+            format!(
+                "says {} for `{}`, but recipe and source give {}",
+                word(&difference.left),
+                difference.key,
+                word(&difference.right)
+            ),
+        );
+    }
+    Ok(())
+}
+
+fn json(record: &Provenance) -> serde_json::Value {
+    serde_json::to_value(record).expect("our types have string keys and finite numbers")
 }
 
 /// What the record says of each stored tensor, beyond its bytes and its error, against what the plan gives.

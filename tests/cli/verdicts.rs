@@ -167,6 +167,33 @@ fn a_changed_record_is_found() {
 }
 
 #[test]
+fn a_whole_rebuild_finds_every_fact_that_does_not_follow_from_recipe_and_source() {
+    let artifact = Artifact::new();
+    let path = artifact.file("provenance.json");
+    let record = read_json(&path);
+    for (pointer, value) in [
+        ("/stages", json!([])),
+        ("/allocator", json!("chance")),
+        ("/sizes/weights", json!(1)),
+        ("/tokenizer_sha256", json!(null)),
+        ("/recipe/seed", json!(7)),
+        ("/notes", json!([{ "kind": "cast", "subject": "x", "detail": "y" }])),
+        ("/outputs/0/relative_mse", json!(0.5)),
+        ("/outputs/0/repairs", json!({ "scale-underflow": 3 })),
+        ("/source/model_type", json!("mistral")),
+    ] {
+        let mut edited = record.clone();
+        let place = edited.pointer_mut(pointer).expect(pointer);
+        assert_ne!(*place, value, "{pointer}");
+        *place = value;
+        fs::write(&path, format!("{edited}\n")).unwrap();
+        let run = tqc!("verify", artifact.path(), "--source", artifact.source, "--rebuild", "all").expect(1);
+        let key = pointer.rsplit('/').next().unwrap();
+        assert!(run.stdout.contains(key), "{pointer}: {}", run.stdout);
+    }
+}
+
+#[test]
 fn a_record_cannot_lead_out_of_its_folder() {
     let artifact = Artifact::new();
     let path = artifact.file("provenance.json");
