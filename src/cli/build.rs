@@ -225,7 +225,10 @@ fn check_lock_place(recipe: &Path, lock: &Path) -> Outcome<()> {
     if recipe == lock {
         return Err(CliError::LockIsRecipe { path: lock.to_owned() }.into());
     }
-    if lock.symlink_metadata().is_ok() {
+    // A damaged lock may be written anew; anything else of its name is somebody's.
+    if lock.symlink_metadata().is_ok()
+        && !std::fs::read_to_string(lock).is_ok_and(|text| Lock::is_lock(&text))
+    {
         Lock::read(lock)?;
     }
     Ok(())

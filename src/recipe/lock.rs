@@ -132,6 +132,11 @@ impl Lock {
         Self::parse(path, &text)
     }
 
+    /// Whether a file's text is a lock's, whole or damaged: it may be written over.
+    pub fn is_lock(text: &str) -> bool {
+        text.starts_with(HEADER)
+    }
+
     /// Reads the text of a lock; `path` is what messages call it.
     ///
     /// # Errors

@@ -108,5 +108,8 @@ fn a_damaged_lock_is_refused_with_its_place() {
     for word in ["test.lock:", "artifact", "--write-lock"] {
         assert!(run.stderr.contains(word), "`{word}` is not in:\n{}", run.stderr);
     }
+    // As the message says, it can be written anew.
+    locked.build("third", "--write-lock").expect(0);
+    assert_eq!(fs::read_to_string(locked.path("test.lock")).unwrap(), text);
     assert!(!exists(&locked.path("second")));
 }
