@@ -171,6 +171,11 @@ impl Config {
         self.declared_floats().find_map(|(_, value)| Float::from_torch_name(value.as_str()?))
     }
 
+    /// The model's float type: declared, else the embedding's, else bf16.
+    pub fn model_float(&self, embedding: Option<(Dtype, Shape)>) -> Float {
+        self.float().or(embedding.and_then(|(dtype, _)| dtype.float())).unwrap_or(Float::Bf16)
+    }
+
     /// Refuses a declared dtype that no weight here can have, and two that differ: readers would disagree.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::{Arch, ArchError, Config, Drop, Keys, Model, Role, Slots};
 use crate::failure::Problems;
-use crate::tensor::{Dtype, Float, Shape};
+use crate::tensor::{Dtype, Shape};
 
 /// Which parts of the skeleton a family has.
 pub struct Dense {
@@ -124,10 +124,7 @@ impl Arch for Dense {
                 layout: "Hugging Face",
                 slots: slots.list,
                 drops,
-                float: config
-                    .float()
-                    .or(embedding.and_then(|(dtype, _)| dtype.float()))
-                    .unwrap_or(Float::Bf16),
+                float: config.model_float(embedding),
                 uniform: true,
                 tied,
             },

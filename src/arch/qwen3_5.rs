@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 use super::dense::{check_rope, tied_head};
 use super::{Arch, ArchError, Config, Drop, Folder, Model, Output, Role, Slot, Slots};
 use crate::failure::Problems;
-use crate::tensor::{Dtype, Float, Shape};
+use crate::tensor::{Dtype, Shape};
 use crate::transform::{ChannelsLast, GainOffset, RowSelect, Transform};
 
 /// The family, dense or with experts.
@@ -396,10 +396,7 @@ impl Arch for Qwen35 {
                 },
                 slots: slots.list,
                 drops,
-                float: config
-                    .float()
-                    .or(embedding.and_then(|(dtype, _)| dtype.float()))
-                    .unwrap_or(Float::Bf16),
+                float: config.model_float(embedding),
                 // Its state and its norms are f32 where they were trained so.
                 uniform: false,
                 tied,

@@ -11,7 +11,6 @@ use crate::checkpoint::{Checkpoint, Links};
 use crate::digest::Digest;
 use crate::failure::Outcome;
 use crate::tensor::{Dtype, Shape};
-use crate::units::Bytes;
 
 /// A folder's content, from headers alone.
 #[derive(Debug, Clone, Serialize)]
@@ -228,11 +227,4 @@ fn quantization(config: Option<&serde_json::Value>) -> Option<serde_json::Value>
 
 fn read_json(path: &Path) -> Option<serde_json::Value> {
     serde_json::from_slice(&std::fs::read(path).ok()?).ok()
-}
-
-impl Inspection {
-    /// Payload bytes with their unit.
-    pub fn size(&self) -> Bytes {
-        Bytes(self.bytes)
-    }
 }
