@@ -295,11 +295,13 @@ fn check_replaceable(target: &Path) -> Result<(), BuildError> {
     if !meta.is_dir() {
         return Err(not_ours());
     }
-    let files = files_below(target).map_err(|e| BuildError::io("list", target, e))?;
-    if files.is_empty() {
+    let listed = |e| BuildError::io("list", target, e);
+    if std::fs::read_dir(target).map_err(listed)?.next().is_none() {
         return Ok(());
     }
+    // Only an artifact is walked: anything else may be a home folder, large and in use.
     let artifact = Artifact::open(target).map_err(|_| not_ours())?;
+    let files = files_below(target).map_err(listed)?;
     match files.into_iter().find(|file| !artifact.knows(file)) {
         Some(file) => Err(BuildError::HoldsMore { path: target.to_owned(), file }),
         None => Ok(()),
