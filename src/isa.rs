@@ -11,9 +11,9 @@ use std::str::FromStr;
 pub enum Isa {
     /// Whatever the target's baseline is.
     Scalar,
-    /// x86-64 AVX2 with F16C and BMI.
+    /// x86-64 AVX2 with FMA, F16C and BMI.
     Avx2,
-    /// x86-64 AVX-512 F, BW, DQ, VL.
+    /// x86-64 AVX-512 F, BW, DQ, VL, VBMI and VNNI: Ice Lake, Zen 4 and later.
     Avx512,
     /// aarch64 NEON.
     Neon,
@@ -26,6 +26,7 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         {
             let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
                 && is_x86_feature_detected!("f16c")
                 && is_x86_feature_detected!("bmi1")
                 && is_x86_feature_detected!("bmi2")
@@ -37,7 +38,9 @@ impl Isa {
             let avx512 = is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vl");
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512vbmi")
+                && is_x86_feature_detected!("avx512vnni");
             if avx512 && list.contains(&Isa::Avx2) {
                 list.push(Isa::Avx512);
             }

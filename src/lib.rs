@@ -22,6 +22,7 @@ pub mod stage;
 pub mod tool;
 pub mod process;
 pub mod artifact;
+pub mod backend;
 pub mod plan;
 pub mod build;
 pub mod check;

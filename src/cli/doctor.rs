@@ -63,7 +63,19 @@ fn cpu_features() -> Vec<&'static str> {
             ($($name:tt),*) => { $(if is_x86_feature_detected!($name) { found.push($name); })* };
         }
         probe!(
-            "avx2", "f16c", "bmi1", "bmi2", "lzcnt", "popcnt", "avx512f", "avx512bw", "avx512dq", "avx512vl"
+            "avx2",
+            "fma",
+            "f16c",
+            "bmi1",
+            "bmi2",
+            "lzcnt",
+            "popcnt",
+            "avx512f",
+            "avx512bw",
+            "avx512dq",
+            "avx512vl",
+            "avx512vbmi",
+            "avx512vnni"
         );
         probe!("sha", "sse4.1");
     }

@@ -1,9 +1,9 @@
 //! Sixteen 32-bit lanes, and one way to run a kernel on every instruction set.
 //!
 //! A numeric kernel is written once, over [`Lanes`]. [`dispatch`] compiles it again for each [`Isa`].
-//! Every operation is either one IEEE-754 operation per lane (no fused multiply-add, no estimates,
-//! no flushing of subnormals) or exact, so all instances give the same bits; [`Plain`] is the
-//! definition, and `tests/numerics` compares the others with it.
+//! Every operation is either one IEEE-754 operation per lane (no estimates, no flushing of subnormals; a
+//! multiply-add is fused where the kernel says so and nowhere else), a fixed sequence of them, or exact, so all
+//! instances give the same bits; [`Plain`] is the definition, and `tests/numerics` compares the others with it.
 
 use crate::isa::Isa;
 use crate::tensor::Float;
@@ -38,6 +38,10 @@ pub trait Lanes: Copy {
     fn mul(self, other: Self) -> Self;
     /// `self / other`.
     fn div(self, other: Self) -> Self;
+    /// `self * by + plus`, rounded once.
+    fn fma(self, by: Self, plus: Self) -> Self;
+    /// The square root.
+    fn sqrt(self) -> Self;
     /// `self < other ? self : other`.
     fn min(self, other: Self) -> Self;
     /// `self > other ? self : other`.
@@ -68,6 +72,9 @@ pub trait Lanes: Copy {
     fn if_eq(self, other: Self, yes: Self, no: Self) -> Self;
     /// `table[lane]`, where each lane is an integer below 8.
     fn lookup(self, table: &[f32; 8]) -> Self;
+    /// The sum of the lanes: halves are added until one is left (0 + 8, 1 + 9, ...; then 0 + 4, ...; 0 + 2, ...;
+    /// 0 + 1).
+    fn sum(self) -> f32;
     /// The least lane; the sign of a zero is unspecified.
     fn least(self) -> f32;
     /// The greatest lane; the sign of a zero is unspecified.
@@ -91,6 +98,12 @@ pub trait Lanes: Copy {
     #[inline(always)]
     fn splat(value: f32) -> Self {
         Self::splat_bits(value.to_bits())
+    }
+
+    /// `self`, and NaN where `other` is NaN.
+    #[inline(always)]
+    fn if_eq_self(self, other: Self) -> Self {
+        other.if_eq(other, self, other)
     }
 
     /// `|self|`.
@@ -225,6 +238,14 @@ impl Lanes for Plain {
         self.zip(other, |a, b| a / b)
     }
     #[inline(always)]
+    fn fma(self, by: Self, plus: Self) -> Self {
+        Self(std::array::from_fn(|i| self.0[i].mul_add(by.0[i], plus.0[i])))
+    }
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        self.map(f32::sqrt)
+    }
+    #[inline(always)]
     fn min(self, other: Self) -> Self {
         self.zip(other, |a, b| if a < b { a } else { b })
     }
@@ -283,6 +304,16 @@ impl Lanes for Plain {
     #[inline(always)]
     fn lookup(self, table: &[f32; 8]) -> Self {
         self.map(|lane| table[(lane.to_bits() & 7) as usize])
+    }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        let mut lanes = self.0;
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                lanes[i] += lanes[i + half];
+            }
+        }
+        lanes[0]
     }
     #[inline(always)]
     fn least(self) -> f32 {
@@ -354,15 +385,17 @@ mod x86 {
     use super::{Kernel, LANES, Lanes};
 
     /// # Safety
-    /// The processor must have AVX2, F16C and BMI2.
-    #[target_feature(enable = "avx2,f16c,bmi1,bmi2,lzcnt,popcnt")]
+    /// The processor must have AVX2, FMA, F16C and BMI2.
+    #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
     pub(super) unsafe fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
         kernel.run::<Avx2>()
     }
 
     /// # Safety
-    /// The processor must have AVX-512 F, BW, DQ and VL, and all that [`run_avx2`] needs.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,bmi1,bmi2,lzcnt,popcnt")]
+    /// The processor must have AVX-512 F, BW, DQ, VL, VBMI and VNNI, and all that [`run_avx2`] needs.
+    #[target_feature(
+        enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt"
+    )]
     pub(super) unsafe fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
         kernel.run::<Avx512>()
     }
@@ -468,6 +501,14 @@ mod x86 {
             both!(_mm256_div_ps(self, other))
         }
         #[inline(always)]
+        fn fma(self, by: Self, plus: Self) -> Self {
+            unsafe { Self(_mm256_fmadd_ps(self.0, by.0, plus.0), _mm256_fmadd_ps(self.1, by.1, plus.1)) }
+        }
+        #[inline(always)]
+        fn sqrt(self) -> Self {
+            unsafe { Self(_mm256_sqrt_ps(self.0), _mm256_sqrt_ps(self.1)) }
+        }
+        #[inline(always)]
         fn min(self, other: Self) -> Self {
             both!(_mm256_min_ps(self, other))
         }
@@ -548,6 +589,15 @@ mod x86 {
                     _mm256_permutevar8x32_ps(table, _mm256_castps_si256(self.0)),
                     _mm256_permutevar8x32_ps(table, _mm256_castps_si256(self.1)),
                 )
+            }
+        }
+        #[inline(always)]
+        fn sum(self) -> f32 {
+            unsafe {
+                let eight = _mm256_add_ps(self.0, self.1);
+                let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+                let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+                _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
             }
         }
         #[inline(always)]
@@ -681,6 +731,14 @@ mod x86 {
             unsafe { Self(_mm512_div_ps(self.0, other.0)) }
         }
         #[inline(always)]
+        fn fma(self, by: Self, plus: Self) -> Self {
+            unsafe { Self(_mm512_fmadd_ps(self.0, by.0, plus.0)) }
+        }
+        #[inline(always)]
+        fn sqrt(self) -> Self {
+            unsafe { Self(_mm512_sqrt_ps(self.0)) }
+        }
+        #[inline(always)]
         fn min(self, other: Self) -> Self {
             unsafe { Self(_mm512_min_ps(self.0, other.0)) }
         }
@@ -747,6 +805,16 @@ mod x86 {
             unsafe {
                 let table = _mm512_broadcast_f32x8(_mm256_loadu_ps(table.as_ptr()));
                 Self(_mm512_permutexvar_ps(_mm512_castps_si512(self.0), table))
+            }
+        }
+        #[inline(always)]
+        fn sum(self) -> f32 {
+            unsafe {
+                let eight =
+                    _mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));
+                let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+                let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+                _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
             }
         }
         #[inline(always)]

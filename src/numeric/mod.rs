@@ -13,6 +13,7 @@
 //! Formats 1.0.
 
 pub mod lanes;
+pub mod math;
 
 use crate::isa::Isa;
 use crate::tensor::Float;

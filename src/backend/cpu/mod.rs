@@ -1,0 +1,101 @@
+//! The CPU: one source for every instruction set, the same bits on each.
+
+pub mod dot;
+mod linear;
+mod threads;
+
+use std::sync::Arc;
+
+pub use threads::Threads;
+
+use super::{Columns, LinearOp, Packed, Precision};
+use crate::isa::Isa;
+
+/// Where and how to compute.
+#[derive(Debug)]
+pub struct Cpu {
+    /// Kernels to use.
+    pub isa: Isa,
+    /// Who works.
+    pub threads: Threads,
+    /// The path to take where a codec has both.
+    pub precision: Precision,
+}
+
+impl Cpu {
+    /// A CPU with a team of its own.
+    pub fn new(isa: Isa, threads: usize, precision: Precision) -> Arc<Self> {
+        Arc::new(Self { isa, threads: Threads::new(threads), precision })
+    }
+
+    /// A linear layer over the weight's bytes, which are neither copied nor decoded as a whole.
+    ///
+    /// `exact` asks for the exact path whatever [`Cpu::precision`] says.
+    pub fn prepare(self: &Arc<Self>, weight: &Packed, _exact: bool) -> Box<dyn LinearOp> {
+        Box::new(linear::Exact::new(weight.clone(), self.clone()))
+    }
+
+    /// Several layers over one input; each `out` is [T, out_features].
+    ///
+    /// # Panics
+    /// If an output's length is not that.
+    pub fn linear(&self, input: &Input<'_>, work: &mut [(&dyn LinearOp, &mut [f32])]) {
+        /// Bytes of weights in a part: some microseconds of reading.
+        const PART: u64 = 32 << 10;
+        let mut parts = Vec::new();
+        let columns: Vec<(&dyn LinearOp, Columns<'_>)> = work
+            .iter_mut()
+            .map(|(op, out)| {
+                let n = op.out_features();
+                assert_eq!(out.len(), n * input.rows(), "one output for each row of the input");
+                op.ready(input);
+                (*op, Columns::new(out, n))
+            })
+            .collect();
+        for (i, (op, _)) in columns.iter().enumerate() {
+            let n = op.out_features();
+            let row = (op.bytes() / n as u64).max(1);
+            let most = n.div_ceil(4 * self.threads.count()).max(1);
+            let rows = ((PART / row).max(1) as usize).next_multiple_of(16).min(most.next_multiple_of(16));
+            parts.extend((0..n.div_ceil(rows)).map(|p| (i, p * rows..n.min((p + 1) * rows))));
+        }
+        self.threads.run(parts.len(), &|p| {
+            let (i, rows) = &parts[p];
+            let (op, out) = &columns[*i];
+            op.apply(input, rows.clone(), out);
+        });
+    }
+}
+
+/// Rows of activations [T, K] on their way into linear layers.
+#[derive(Debug)]
+pub struct Input<'a> {
+    values: &'a [f32],
+    in_features: usize,
+}
+
+impl<'a> Input<'a> {
+    /// Whole rows of `in_features`.
+    ///
+    /// # Panics
+    /// If `values` is not whole rows.
+    pub fn new(values: &'a [f32], in_features: usize) -> Self {
+        assert!(values.len().is_multiple_of(in_features), "{} values in rows of {in_features}", values.len());
+        Self { values, in_features }
+    }
+
+    /// T.
+    pub fn rows(&self) -> usize {
+        self.values.len() / self.in_features
+    }
+
+    /// K.
+    pub fn in_features(&self) -> usize {
+        self.in_features
+    }
+
+    /// The values.
+    pub fn values(&self) -> &'a [f32] {
+        self.values
+    }
+}

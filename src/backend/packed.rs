@@ -1,0 +1,114 @@
+//! A stored weight, as a device takes it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::checkpoint::Checkpoint;
+use crate::codec::{CodecSpec, codec};
+use crate::tensor::Float;
+
+/// Bytes of one plane: part of a mapped file, or owned.
+#[derive(Debug, Clone)]
+pub enum Stored {
+    /// Bytes `range` of file `file` of a checkpoint.
+    Mapped {
+        /// The open checkpoint.
+        checkpoint: Arc<Checkpoint>,
+        /// Index into its files.
+        file: usize,
+        /// Bytes, counted from the file's start.
+        range: Range<u64>,
+    },
+    /// In memory.
+    Owned(Arc<[u8]>, Range<usize>),
+}
+
+impl Stored {
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Stored::Mapped { checkpoint, file, range } => {
+                &checkpoint.file_bytes(*file)[range.start as usize..range.end as usize]
+            }
+            Stored::Owned(bytes, range) => &bytes[range.clone()],
+        }
+    }
+
+    /// Part of them.
+    ///
+    /// # Panics
+    /// If the part leaves them.
+    pub fn part(&self, part: Range<usize>) -> Stored {
+        assert!(part.start <= part.end && part.end <= self.bytes().len(), "the part lies inside");
+        match self {
+            Stored::Mapped { checkpoint, file, range } => Stored::Mapped {
+                checkpoint: checkpoint.clone(),
+                file: *file,
+                range: range.start + part.start as u64..range.start + part.end as u64,
+            },
+            Stored::Owned(bytes, range) => {
+                Stored::Owned(bytes.clone(), range.start + part.start..range.start + part.end)
+            }
+        }
+    }
+
+    /// Lets the kernel take the pages of a mapped part back.
+    pub fn release(&self) {
+        if let Stored::Mapped { checkpoint, file, range } = self {
+            checkpoint.release(*file, range.clone());
+        }
+    }
+
+    /// Asks the kernel to read a mapped part ahead.
+    pub fn prefetch(&self) {
+        if let Stored::Mapped { checkpoint, file, range } = self {
+            checkpoint.prefetch(*file, range.clone());
+        }
+    }
+}
+
+/// A weight [N, K] in a codec.
+#[derive(Debug, Clone)]
+pub struct Packed {
+    /// How it is stored.
+    pub codec: CodecSpec,
+    /// Type of float storage, and of the codec's parameters.
+    pub float: Float,
+    /// N.
+    pub out_features: usize,
+    /// K.
+    pub in_features: usize,
+    /// One entry per plane of the codec, N rows each.
+    pub planes: Vec<Stored>,
+}
+
+impl Packed {
+    /// Bytes of a row in each plane.
+    pub fn row_bytes(&self) -> Vec<usize> {
+        let layout = codec(self.codec).planes(self.in_features as u64, self.float);
+        let layout = layout.expect("the weight was checked against its codec when it was opened");
+        layout.iter().map(|plane| plane.row_bytes() as usize).collect()
+    }
+
+    /// Rows `rows` alone.
+    pub fn rows(&self, rows: Range<usize>) -> Packed {
+        let of_plane = |(plane, bytes): (&Stored, usize)| plane.part(rows.start * bytes..rows.end * bytes);
+        Packed {
+            out_features: rows.len(),
+            planes: self.planes.iter().zip(self.row_bytes()).map(of_plane).collect(),
+            ..*self
+        }
+    }
+
+    /// Stored bytes of all planes.
+    pub fn bytes(&self) -> u64 {
+        self.planes.iter().map(|plane| plane.bytes().len() as u64).sum()
+    }
+
+    /// w[n, ..] for the rows `n` in `rows`, in f32: [`crate::codec::Codec::decode`].
+    pub fn decode(&self, rows: Range<usize>, out: &mut [f32]) {
+        let part = self.rows(rows);
+        let planes: Vec<&[u8]> = part.planes.iter().map(Stored::bytes).collect();
+        codec(self.codec).decode(self.in_features, self.float, &planes, out);
+    }
+}
