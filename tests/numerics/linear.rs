@@ -12,9 +12,9 @@ use tqc::tensor::Float;
 use crate::Random;
 
 /// Rows of x: one, tiles with every remainder, and more than are gathered at a time.
-const T: [usize; 7] = [1, 2, 3, 5, 17, 64, 259];
+const T: [usize; 8] = [1, 2, 3, 5, 10, 17, 64, 259];
 /// Rows of w: one, less than a tile, and several blocks with a remainder.
-const N: [usize; 3] = [1, 7, 33];
+const N: [usize; 3] = [1, 7, 53];
 
 /// A weight of random codes and small scales.
 fn random_weight(random: &mut Random, spec: CodecSpec, float: Float, n: usize, k: usize) -> Packed {
@@ -143,7 +143,7 @@ fn the_exact_path_is_the_defined_sum_of_decoded_weights_for_every_codec_isa_and_
                         let op = cpu.prepare(&weight.rows(0..n_some), false);
                         assert_eq!(op.precision(), Precision::Exact);
                         for t in T.into_iter().filter(|t| *t <= t_most) {
-                            if isa == Isa::Scalar && t * n_some > 17 * 33 {
+                            if isa == Isa::Scalar && t * n_some > 17 * 53 {
                                 continue;
                             }
                             let y = apply(&mut random, &*op, &x[..t * k]);
@@ -293,7 +293,7 @@ fn the_fast_path_is_its_definition_for_every_codec_isa_and_shape_and_near_the_ex
                         assert_eq!(op.precision(), Precision::Fast);
                         assert_eq!(cpu.prepare(&weight, true).precision(), Precision::Exact);
                         for t in T.into_iter().filter(|t| *t <= t_most) {
-                            if isa == Isa::Scalar && t * n_some > 17 * 33 {
+                            if isa == Isa::Scalar && t * n_some > 17 * 53 {
                                 continue;
                             }
                             let y = apply(&mut random, &*op, &x[..t * k]);
