@@ -3,14 +3,11 @@
 //! Where a table of sixteen is looked up in one operation and codes have at most four bits, a group's values are
 //! computed once and looked up; the values are the same.
 
-use super::rows::{Rows, STEP};
+use super::rows::{Rows, STEP, ahead};
 use crate::codec::affine::read_parameter;
 use crate::numeric::lanes::{Lanes, iota};
 use crate::numeric::prefetch_line;
 use crate::tensor::Float;
-
-/// Bytes of codes asked for before they are needed.
-const AHEAD: usize = 4096;
 
 /// The planes of a weight with codes of `BITS` bits.
 #[derive(Debug, Clone, Copy)]
@@ -56,7 +53,9 @@ impl<const BITS: u32> Rows for AffineRows<'_, BITS> {
     #[inline(always)]
     unsafe fn group<V: Lanes>(&self, n: usize, g: usize) -> [V; 2] {
         let index = n * self.groups + g;
-        prefetch_line(self.codes.as_ptr().wrapping_add(index * self.group * BITS as usize / 8 + AHEAD));
+        prefetch_line(self.codes.as_ptr().wrapping_add(
+            index * self.group * BITS as usize / 8 + ahead(self.groups * self.group * BITS as usize / 8),
+        ));
         let scale = V::splat(read_parameter(self.float, self.scales, index));
         let bias = V::splat(read_parameter(self.float, self.biases, index));
         if V::PICKS && BITS <= 4 { [iota::<V>().mul(scale).add(bias); 2] } else { [scale, bias] }

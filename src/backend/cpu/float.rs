@@ -2,13 +2,10 @@
 
 use std::marker::PhantomData;
 
-use super::rows::{Rows, STEP};
+use super::rows::{Rows, STEP, ahead};
 use crate::numeric::lanes::{LANES, Lanes};
 use crate::numeric::{bf16_to_f32, f16_to_f32, prefetch_line};
 use crate::tensor::Float;
-
-/// Bytes asked for before they are needed.
-const AHEAD: usize = 4096;
 
 /// A stored type.
 pub(super) trait Element: Copy {
@@ -89,7 +86,7 @@ impl<E: Element> Rows for FloatRows<'_, E> {
     #[inline(always)]
     unsafe fn group<V: Lanes>(&self, n: usize, g: usize) {
         let at = (n * self.in_features + g * STEP) * E::FLOAT.bytes();
-        prefetch_line(self.values.as_ptr().wrapping_add(at + AHEAD));
+        prefetch_line(self.values.as_ptr().wrapping_add(at + ahead(self.in_features * E::FLOAT.bytes())));
     }
 
     #[inline(always)]

@@ -152,6 +152,7 @@ impl<const BITS: u32> Codes for AffineCodes<'_, BITS> {
 fn widen<V: Lanes>(float: Float, plane: &[u8], range: Range<usize>) -> V {
     let bytes = float.bytes();
     let stored = &plane[range.start * bytes..range.end * bytes];
+    prefetch_line(stored.as_ptr().wrapping_add(1024));
     match float {
         Float::Bf16 => V::load_bf16_part(stored),
         Float::F16 => V::load_f16_part(stored),
@@ -282,10 +283,21 @@ fn row<V: Lanes, C: Codes, const GROUP: usize>(weight: C, n: usize, x: Tile<'_>,
                 add_unit::<V, C, GROUP>(w, x, &mut parts, i);
             }
         } else {
-            for (u, x) in codes.iter().enumerate().take(in_features.div_ceil(UNIT)).skip(first) {
-                // SAFETY: as above.
-                let w = if u < whole { unsafe { weight.unit::<V>(n, u) } } else { weight.part(n, u) };
-                add_unit::<V, C, GROUP>(w, x, &mut parts, u - first);
+            // Unrolled as well, lest the sums go through memory; the branches are the same for each row.
+            let mut last = [V::splat_bits(0); LANES];
+            if (first..first + in_block).contains(&whole) && in_features > whole * UNIT {
+                add_unit::<V, C, GROUP>(weight.part(n, whole), &codes[whole], &mut last, 0);
+            }
+            for i in 0..in_block {
+                let u = first + i;
+                if u < whole {
+                    // SAFETY: as above.
+                    let w = unsafe { weight.unit::<V>(n, u) };
+                    add_unit::<V, C, GROUP>(w, &codes[u], &mut parts, i);
+                } else if u == whole {
+                    let each = parts_of::<C, GROUP>() / in_block;
+                    parts[i * each..(i + 1) * each].copy_from_slice(&last[..each]);
+                }
             }
         }
         let mut products = V::group_sums(&parts[..parts_of::<C, GROUP>()]);
@@ -406,21 +418,19 @@ impl<C: Codes> Kernel for Turned<'_, C> {
                 sums.fill(NO_SUMS);
                 for block in 0..x.groups / LANES {
                     let first = block * in_block;
-                    let mut parameters = [[[V::splat(0.0); LANES]; WIDE]; 2];
-                    for i in 0..WIDE {
-                        for (u, to) in
-                            (first..units.min(first + in_block)).zip(room.codes.chunks_mut(2 * LANES))
-                        {
+                    let mut scales = [[V::splat(0.0); LANES]; WIDE];
+                    let mut biases = scales;
+                    for (i, (scales, biases)) in scales.iter_mut().zip(&mut biases).enumerate() {
+                        let units = first..units.min(first + in_block);
+                        for (u, to) in units.zip(room.codes.chunks_mut(2 * LANES)) {
                             turn::<V, C>(weight, sixteens(i), u, u < whole, to, i);
                         }
                         for (j, n) in sixteens(i).enumerate() {
-                            let [scale, bias] = weight.parameters::<V>(n, block);
-                            (parameters[0][i][j], parameters[1][i][j]) = (scale, bias);
+                            [scales[j], biases[j]] = weight.parameters::<V>(n, block);
                         }
-                        parameters[0][i] = V::transpose(parameters[0][i]);
-                        parameters[1][i] = V::transpose(parameters[1][i]);
+                        *scales = V::transpose(*scales);
+                        *biases = V::transpose(*biases);
                     }
-                    let [scales, biases] = parameters;
                     let groups = LANES.min(in_features / group - block * LANES);
                     let block = Block { codes: &room.codes, scales, biases, group, first, block, groups };
                     for (i, sums) in sums.iter_mut().enumerate() {

@@ -52,17 +52,19 @@ impl Cpu {
         Box::new(linear::Exact::new(weight.clone(), self.clone()))
     }
 
-    /// Rows that one thread takes at a time: a multiple of sixteen.
+    /// Rows that one thread takes at a time: enough to be worth a turn, and some turns for each thread.
     fn rows_of_a_part(&self, op: &dyn LinearOp, t_count: usize) -> usize {
-        /// Bytes of weights in a part: some microseconds of reading.
-        const PART: u64 = 32 << 10;
+        /// Rows that the widest kernel takes at once.
+        const TOGETHER: usize = 32;
+        /// Bytes of weights in a part: about a microsecond of reading.
+        const PART: u64 = 64 << 10;
         /// Rows over which gathering several rows of the input costs little.
         const GATHERED: usize = 512;
         let n = op.out_features();
-        let share = n.div_ceil(4 * self.threads.count()).next_multiple_of(16);
+        let share = n.div_ceil(4 * self.threads.count()).next_multiple_of(TOGETHER);
         let row = (op.bytes() / n as u64).max(1);
         let few = (PART / row).max(1) as usize;
-        few.max(GATHERED.min(8 * t_count)).next_multiple_of(16).min(share)
+        few.max(GATHERED.min(8 * t_count)).next_multiple_of(TOGETHER).min(share)
     }
 
     /// Several layers over one input; each `out` is [T, out_features].

@@ -3,13 +3,10 @@
 //! Where a table of sixteen is looked up in one operation, the values of a group's four-bit codes are scaled once
 //! and looked up; the values are the same.
 
-use super::rows::{Rows, STEP};
+use super::rows::{Rows, STEP, ahead};
 use crate::codec::mxfp::{Mxfp, e2m1_values, e4m3_values};
 use crate::numeric::lanes::{LANES, Lanes};
 use crate::numeric::{e2m1_to_f32, e4m3_to_f32, e8m0_to_f32, prefetch_line};
-
-/// Bytes of codes asked for before they are needed.
-const AHEAD: usize = 4096;
 
 /// What the bytes of a scale mean.
 static E8M0: [f32; 256] = {
@@ -119,7 +116,7 @@ impl<const BITS: u32> Rows for MxfpRows<'_, BITS> {
     #[inline(always)]
     unsafe fn group<V: Lanes>(&self, n: usize, g: usize) -> [V; 2] {
         let k = g * STEP;
-        prefetch_line(self.codes.as_ptr().wrapping_add(self.at(n, k) + AHEAD));
+        prefetch_line(self.codes.as_ptr().wrapping_add(self.at(n, k) + ahead(self.at(1, 0))));
         let [low, high] = self.scales::<V>(n, k);
         if V::PICKS && BITS == 4 { [V::load(&E2M1).mul(low), V::load(&E2M1).mul(high)] } else { [low, high] }
     }

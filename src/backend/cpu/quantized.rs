@@ -138,18 +138,16 @@ impl Kernel for Quantize<'_, '_> {
     fn run<V: Lanes>(self) {
         let Self { x, in_features, order, to } = self;
         let (group, tall) = (to.group, to.tall);
-        let mut codes = [0; UNIT];
+        // A whole row by k first: what has just been stored in sixteens cannot be loaded at once in another shape.
+        let mut by_k = vec![0; to.codes.len() / (2 * tall) * UNIT];
         for (i, x) in x.chunks(in_features).enumerate() {
-            let units = to.codes.chunks_mut(2 * tall);
-            for (u, (unit, x)) in units.zip(x.chunks(UNIT)).enumerate() {
-                for (g, (x, codes)) in x.chunks(group).zip(codes.chunks_mut(group)).enumerate() {
-                    let g = (u * UNIT + g * group) / group * tall + i;
-                    let (scale, sum) = quantize_group::<V>(x, codes);
-                    to.scales[g] = scale;
-                    to.biases[g] = scale * sum;
-                    to.sums[g] = f32::from_bits(sum as i32 as u32);
-                }
-                codes[x.len()..].fill(0);
+            for (g, (x, codes)) in x.chunks_exact(group).zip(by_k.chunks_exact_mut(group)).enumerate() {
+                let (scale, sum) = quantize_group::<V>(x, codes);
+                to.scales[g * tall + i] = scale;
+                to.biases[g * tall + i] = scale * sum;
+                to.sums[g * tall + i] = f32::from_bits(sum as i32 as u32);
+            }
+            for (unit, codes) in to.codes.chunks_exact_mut(2 * tall).zip(by_k.as_chunks::<UNIT>().0) {
                 let mut halves = [[0; UNIT / 2]; 2];
                 let [first, second] = &mut halves;
                 match order {
@@ -159,8 +157,7 @@ impl Kernel for Quantize<'_, '_> {
                     }
                     Order::Split => {
                         for (i, [even, odd]) in codes.as_chunks::<2>().0.iter().enumerate() {
-                            first[i] = *even;
-                            second[i] = *odd;
+                            (first[i], second[i]) = (*even, *odd);
                         }
                     }
                 }

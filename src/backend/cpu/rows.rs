@@ -43,6 +43,16 @@ pub(super) trait Rows: Copy {
     fn rest<V: Lanes>(&self, n: usize, k: usize) -> [V; 2];
 }
 
+/// Rows of the weight that are multiplied at once: sums that do not wait for each other.
+const AT_ONCE: usize = 4;
+
+/// How far ahead of its use a row's byte is asked for: where the next rows have theirs, or not as far if that would
+/// drive the first-level cache out.
+pub(super) const fn ahead(row_bytes: usize) -> usize {
+    const FAR: usize = 24 << 10;
+    if AT_ONCE * row_bytes <= FAR { AT_ONCE * row_bytes } else { 4 << 10 }
+}
+
 /// out[n] = dot(x, w[n]) for `rows`
 pub(super) struct One<'a, R> {
     pub weight: R,
@@ -57,7 +67,6 @@ impl<R: Rows> Kernel for One<'_, R> {
 
     #[inline(always)]
     fn run<V: Lanes>(self) {
-        const AT_ONCE: usize = 4;
         let mut n = self.rows.start;
         let (several, last) = self.out.as_chunks_mut::<AT_ONCE>();
         for out in several {
