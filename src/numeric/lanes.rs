@@ -21,6 +21,9 @@ pub trait Lanes: Copy {
     /// Whether [`Lanes::pick`] costs no more than one arithmetic operation.
     const PICKS: bool;
 
+    /// How many vectors the registers hold.
+    const IN_REGISTERS: usize;
+
     /// Runs a kernel on this instance, out of line: for code that several kernels share.
     ///
     /// A kernel that is inlined is compiled once for each place it is used in.
@@ -279,6 +282,7 @@ impl Plain {
 impl Lanes for Plain {
     type Wide = [f64; LANES];
     const PICKS: bool = false;
+    const IN_REGISTERS: usize = 8;
 
     #[inline(never)]
     fn call<K: Kernel>(kernel: K) -> K::Output {
@@ -620,6 +624,7 @@ mod x86 {
     impl Lanes for Avx2 {
         type Wide = [__m256d; 4];
         const PICKS: bool = false;
+        const IN_REGISTERS: usize = 8;
 
         #[inline(always)]
         fn call<K: Kernel>(kernel: K) -> K::Output {
@@ -1057,6 +1062,7 @@ mod x86 {
     impl Lanes for Avx512 {
         type Wide = [__m512d; 2];
         const PICKS: bool = true;
+        const IN_REGISTERS: usize = 32;
 
         #[inline(always)]
         fn call<K: Kernel>(kernel: K) -> K::Output {

@@ -102,23 +102,34 @@ pub(super) unsafe fn panel<V: Lanes>(
     stride: usize,
     add: bool,
 ) {
+    // Sums, and a row of operands, fill half of the registers or a little more.
+    let most = if V::IN_REGISTERS >= 32 { 4 } else { 2 };
     let mut t = 0;
     while t < t_count {
-        let tall = (t_count - t).min(4);
+        let tall = (t_count - t).min(most);
         let mut n = 0;
         while n < n_count {
-            let wide = n_count - n >= 4;
+            let wide = if n_count - n >= most { most } else { 1 };
             // SAFETY: inside, by the caller's word, as t and n are.
             unsafe {
                 let (x, w) = (x.add(t * x_stride), w.add(n * w_stride));
                 let out = out.add(t * stride + n);
                 match (tall, wide) {
-                    (4, true) => tile::<V, 4, 4>(x, x_stride, w, w_stride, len, out, stride, add),
-                    (3, true) => tile::<V, 3, 4>(x, x_stride, w, w_stride, len, out, stride, add),
-                    (2, true) => tile::<V, 2, 4>(x, x_stride, w, w_stride, len, out, stride, add),
-                    (_, true) => tile::<V, 1, 4>(x, x_stride, w, w_stride, len, out, stride, add),
-                    (4, false) => tile::<V, 4, 1>(x, x_stride, w, w_stride, len, out, stride, add),
-                    (_, false) => {
+                    (4, 4) if V::IN_REGISTERS >= 32 => {
+                        tile::<V, 4, 4>(x, x_stride, w, w_stride, len, out, stride, add);
+                    }
+                    (3, 4) if V::IN_REGISTERS >= 32 => {
+                        tile::<V, 3, 4>(x, x_stride, w, w_stride, len, out, stride, add);
+                    }
+                    (2, 4) if V::IN_REGISTERS >= 32 => {
+                        tile::<V, 2, 4>(x, x_stride, w, w_stride, len, out, stride, add);
+                    }
+                    (1, 4) if V::IN_REGISTERS >= 32 => {
+                        tile::<V, 1, 4>(x, x_stride, w, w_stride, len, out, stride, add);
+                    }
+                    (2, 2) => tile::<V, 2, 2>(x, x_stride, w, w_stride, len, out, stride, add),
+                    (1, 2) => tile::<V, 1, 2>(x, x_stride, w, w_stride, len, out, stride, add),
+                    _ => {
                         for t in 0..tall {
                             let (x, out) = (x.add(t * x_stride), out.add(t * stride));
                             tile::<V, 1, 1>(x, x_stride, w, w_stride, len, out, stride, add);
@@ -126,7 +137,7 @@ pub(super) unsafe fn panel<V: Lanes>(
                     }
                 }
             }
-            n += if wide { 4 } else { 1 };
+            n += wide;
         }
         t += tall;
     }
@@ -179,14 +190,16 @@ unsafe fn tile<V: Lanes, const T: usize, const N: usize>(
             }
         }
     }
-    let mut all = [V::splat(0.0); LANES];
-    for (t, sums) in sums.iter().enumerate() {
-        all[t * N..][..N].copy_from_slice(sums);
-    }
     let mut totals = [0.0; LANES];
-    if T * N == 1 {
-        totals[0] = all[0].sum();
+    if T * N <= 4 {
+        for (total, sum) in totals.iter_mut().zip(sums.iter().flatten()) {
+            *total = sum.sum();
+        }
     } else {
+        let mut all = [V::splat(0.0); LANES];
+        for (to, sum) in all.iter_mut().zip(sums.iter().flatten()) {
+            *to = *sum;
+        }
         V::sums(all).store(&mut totals);
     }
     for t in 0..T {
