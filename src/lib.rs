@@ -23,6 +23,7 @@ pub mod tool;
 pub mod process;
 pub mod artifact;
 pub mod backend;
+pub mod runtime;
 pub mod plan;
 pub mod build;
 pub mod check;

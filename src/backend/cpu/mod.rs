@@ -1,11 +1,19 @@
 //! The CPU: one source for every instruction set, the same bits on each.
 
+mod attention;
+mod combine;
+mod delta_net;
 pub mod dot;
 mod linear;
+mod pointwise;
+mod rotary;
 mod threads;
 
 use std::sync::Arc;
 
+pub use attention::{Heads, PAGE, Page};
+pub use delta_net::{CHUNK, DeltaInput, state_width};
+pub use rotary::Rotation;
 pub use threads::Threads;
 
 use super::{Columns, LinearOp, Packed, Precision};
