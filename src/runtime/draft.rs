@@ -85,7 +85,7 @@ impl Draft {
     /// Rows that pair `next` [T] with `hidden` [T, H].
     ///
     /// # Errors
-    /// [`RuntimeError::NoSuchToken`], [`RuntimeError::Media`].
+    /// [`RuntimeError::NoSuchToken`].
     ///
     /// # Panics
     /// If there is not one hidden state for each token, or there is none.
@@ -128,7 +128,7 @@ impl Draft {
         let (cpu, config) = (&model.cpu, model.config());
         let width = config.hidden;
         assert!(!next.is_empty() && hidden.len() == next.len() * width, "one hidden state for each token");
-        model.check_tokens(next)?;
+        super::check_tokens(config, next)?;
         let embedded = model.ends.embed(next);
         let mut normed = [vec![0.0; hidden.len()], vec![0.0; hidden.len()]];
         cpu.rms_norm(&embedded, &self.embedding_norm, config.eps, &mut normed[0]);

@@ -213,12 +213,22 @@ impl Model {
         counts
     }
 
-    /// Refuses ids that the model has no row for, and those that stand for pictures.
+    /// Refuses a prompt that is empty, that has ids the model has no row for or that stand for pictures, or that
+    /// fills the context.
     ///
     /// # Errors
-    /// [`RuntimeError::NoSuchToken`], [`RuntimeError::Media`].
-    pub fn check_tokens(&self, tokens: &[u32]) -> Result<(), RuntimeError> {
-        check_tokens(self.config(), tokens)
+    /// [`RuntimeError::NoTokens`], [`RuntimeError::NoSuchToken`], [`RuntimeError::Media`],
+    /// [`RuntimeError::ContextFull`].
+    pub fn check_prompt(&self, tokens: &[u32]) -> Result<(), RuntimeError> {
+        if tokens.is_empty() {
+            return Err(RuntimeError::NoTokens);
+        }
+        check_tokens(self.config(), tokens)?;
+        // A model may make such a token itself; only a prompt means a picture by it.
+        match tokens.iter().find(|id| self.config().media_tokens.contains(id)) {
+            Some(id) => Err(RuntimeError::Media { id: *id }),
+            None => check_context(self.config(), tokens.len()),
+        }
     }
 
     /// Takes `tokens` through all layers, after those that `state` has seen.
@@ -240,7 +250,7 @@ impl Model {
         want: Want,
         observer: &mut dyn Observer,
     ) -> Result<Pass, RuntimeError> {
-        self.check_tokens(tokens)?;
+        check_tokens(self.config(), tokens)?;
         check_context(self.config(), state.tokens + tokens.len())?;
         let mut pass = Pass::default();
         let passes = tokens.len().div_ceil(ROWS);
@@ -282,9 +292,6 @@ fn check_tokens(config: &DecoderConfig, tokens: &[u32]) -> Result<(), RuntimeErr
     for &id in tokens {
         if id as usize >= config.vocab {
             return Err(RuntimeError::NoSuchToken { found: id, vocab: config.vocab });
-        }
-        if config.media_tokens.contains(&id) {
-            return Err(RuntimeError::Media { id });
         }
     }
     Ok(())

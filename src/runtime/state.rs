@@ -64,6 +64,11 @@ impl State {
         self.tokens
     }
 
+    /// What layer `layer` carries.
+    pub fn layer(&self, layer: usize) -> Option<&LayerState> {
+        self.layers.get(layer)
+    }
+
     /// Bytes held.
     pub fn bytes(&self) -> u64 {
         self.layers.iter().map(LayerState::bytes).sum()

@@ -22,10 +22,6 @@ impl Reference {
         SafeTensors::deserialize(&self.0).unwrap()
     }
 
-    pub fn has(&self, name: &str) -> bool {
-        self.tensors().tensor(name).is_ok()
-    }
-
     pub fn floats(&self, name: &str) -> Vec<f32> {
         let tensors = self.tensors();
         let tensor = tensors.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}"));
