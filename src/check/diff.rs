@@ -5,7 +5,6 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::file_digest;
 use crate::arch::Folder;
 use crate::artifact::open::files_below;
 use crate::artifact::{MACHINE, PROVENANCE};

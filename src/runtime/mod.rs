@@ -15,7 +15,7 @@ mod weights;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub use draft::{Draft, DraftState};
+pub use draft::{Draft, DraftState, Drafted};
 pub use layer::{Layer, Observer, Span};
 pub use state::{DeltaState, KvCache, LayerState, State};
 pub use stream::Stream;
@@ -81,13 +81,15 @@ impl Failure for RuntimeError {
     }
 }
 
-/// Which rows of a pass get logits.
+/// Which rows of a pass get hidden states and logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Want {
     /// None.
     Nothing,
     /// The last token.
     Last,
+    /// The last token, and hidden states of all.
+    Hidden,
     /// All tokens.
     All,
 }
@@ -95,9 +97,9 @@ pub enum Want {
 /// What came out of a pass.
 #[derive(Debug, Clone, Default)]
 pub struct Pass {
-    /// Final-normed hidden states [rows wanted, H]: what the head reads.
+    /// Final-normed hidden states of the rows wanted, [rows, H]: what the head reads.
     pub hidden: Vec<f32>,
-    /// [rows wanted, V]
+    /// Logits of the rows wanted, [rows, V].
     pub logits: Vec<f32>,
 }
 
@@ -255,17 +257,21 @@ impl Model {
         let mut pass = Pass::default();
         let passes = tokens.len().div_ceil(ROWS);
         for (i, part) in tokens.chunks(ROWS).enumerate() {
-            let want = if want == Want::Last && i + 1 < passes { Want::Nothing } else { want };
             let x = self.hidden(state, part, observer);
-            let width = self.config().hidden;
+            let last = x.len() - self.config().hidden;
             let from = match want {
                 Want::Nothing => continue,
-                Want::Last => x.len() - width,
-                Want::All => 0,
+                Want::Last if i + 1 < passes => continue,
+                Want::Last => last,
+                Want::Hidden | Want::All => 0,
             };
             let mut hidden = vec![0.0; x.len() - from];
             self.cpu.rms_norm(&x[from..], &self.ends.norm, self.config().eps, &mut hidden);
-            pass.logits.extend(self.ends.logits(&self.cpu, &hidden));
+            match want {
+                Want::All => pass.logits.extend(self.ends.logits(&self.cpu, &hidden)),
+                _ if i + 1 == passes => pass.logits = self.ends.logits(&self.cpu, &hidden[last - from..]),
+                _ => {}
+            }
             pass.hidden.extend(hidden);
         }
         Ok(pass)
