@@ -18,8 +18,22 @@ pub trait Lanes: Copy {
     /// Sixteen f64 lanes.
     type Wide: Copy;
 
+    /// Whether [`Lanes::pick`] costs no more than one arithmetic operation.
+    const PICKS: bool;
+
+    /// Runs a kernel on this instance, out of line: for code that several kernels share.
+    ///
+    /// A kernel that is inlined is compiled once for each place it is used in.
+    fn call<K: Kernel>(kernel: K) -> K::Output;
+
     /// Reads sixteen values.
     fn load(from: &[f32; LANES]) -> Self;
+    /// Reads at most sixteen values, and zeros for the rest.
+    fn load_part(from: &[f32]) -> Self;
+    /// Reads sixteen bf16 values.
+    fn load_bf16(from: &[u8; 2 * LANES]) -> Self;
+    /// Reads sixteen f16 values.
+    fn load_f16(from: &[u8; 2 * LANES]) -> Self;
     /// Writes sixteen values.
     fn store(self, to: &mut [f32; LANES]);
     /// The same bits in each lane.
@@ -54,6 +68,8 @@ pub trait Lanes: Copy {
     fn and(self, other: Self) -> Self;
     /// Bitwise or.
     fn or(self, other: Self) -> Self;
+    /// Signed integers as numbers, rounded to nearest even beyond 2^24.
+    fn to_float(self) -> Self;
     /// Integer sum.
     fn iadd(self, other: Self) -> Self;
     /// Integer difference.
@@ -72,9 +88,13 @@ pub trait Lanes: Copy {
     fn if_eq(self, other: Self, yes: Self, no: Self) -> Self;
     /// `table[lane]`, where each lane is an integer below 8.
     fn lookup(self, table: &[f32; 8]) -> Self;
+    /// `table[lane & 15]` of integers.
+    fn pick(self, table: Self) -> Self;
     /// The sum of the lanes: halves are added until one is left (0 + 8, 1 + 9, ...; then 0 + 4, ...; 0 + 2, ...;
     /// 0 + 1).
     fn sum(self) -> f32;
+    /// [`Lanes::sum`] of each.
+    fn sums(all: [Self; LANES]) -> Self;
     /// The least lane; the sign of a zero is unspecified.
     fn least(self) -> f32;
     /// The greatest lane; the sign of a zero is unspecified.
@@ -93,6 +113,20 @@ pub trait Lanes: Copy {
     fn squeeze<const BITS: u32>(codes: u64) -> u64;
     /// The inverse of [`Lanes::squeeze`].
     fn spread<const BITS: u32>(packed: u64) -> u64;
+
+    /// 32 codes of `BITS` bits, lowest bits first, as integers.
+    #[inline(always)]
+    fn codes<const BITS: u32>(packed: &[u8]) -> [Self; 2] {
+        let mut codes = [0; 2 * LANES];
+        for (codes, packed) in codes.as_chunks_mut::<8>().0.iter_mut().zip(packed.chunks_exact(BITS as usize))
+        {
+            let mut word = [0; 8];
+            word[..BITS as usize].copy_from_slice(packed);
+            *codes = Self::spread::<BITS>(u64::from_le_bytes(word)).to_le_bytes();
+        }
+        let [low, high] = *codes.as_chunks().0 else { unreachable!("two halves") };
+        [Self::widen_bytes(low), Self::widen_bytes(high)]
+    }
 
     /// The same value in each lane.
     #[inline(always)]
@@ -145,7 +179,7 @@ pub trait Kernel {
 /// # Panics
 /// If this processor has no `isa`.
 pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
-    assert!(Isa::available().contains(&isa), "this processor has no {isa}");
+    assert!(isa.is_available(), "this processor has no {isa}");
     match isa {
         // NEON is the baseline of aarch64, where the compiler makes vectors of plain lanes.
         Isa::Scalar | Isa::Neon => kernel.run::<Plain>(),
@@ -163,6 +197,12 @@ pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
 /// The definition: an array, and loops over it.
 #[derive(Clone, Copy)]
 pub struct Plain([f32; LANES]);
+
+/// 0 to 15.
+#[inline(always)]
+pub fn iota<V: Lanes>() -> V {
+    V::load(&std::array::from_fn(|i| i as f32))
+}
 
 impl Plain {
     #[inline(always)]
@@ -196,7 +236,28 @@ impl Plain {
 
 impl Lanes for Plain {
     type Wide = [f64; LANES];
+    const PICKS: bool = false;
 
+    #[inline(never)]
+    fn call<K: Kernel>(kernel: K) -> K::Output {
+        kernel.run::<Self>()
+    }
+    #[inline(always)]
+    fn load_part(from: &[f32]) -> Self {
+        let mut lanes = [0.0; LANES];
+        lanes[..from.len()].copy_from_slice(from);
+        Self(lanes)
+    }
+    #[inline(always)]
+    fn load_bf16(from: &[u8; 2 * LANES]) -> Self {
+        let value = |i: usize| super::bf16_to_f32(u16::from_le_bytes([from[2 * i], from[2 * i + 1]]));
+        Self(std::array::from_fn(value))
+    }
+    #[inline(always)]
+    fn load_f16(from: &[u8; 2 * LANES]) -> Self {
+        let value = |i: usize| super::f16_to_f32(u16::from_le_bytes([from[2 * i], from[2 * i + 1]]));
+        Self(std::array::from_fn(value))
+    }
     #[inline(always)]
     fn load(from: &[f32; LANES]) -> Self {
         Self(*from)
@@ -270,6 +331,10 @@ impl Lanes for Plain {
         self.zip_bits(other, |a, b| a | b)
     }
     #[inline(always)]
+    fn to_float(self) -> Self {
+        self.map(|lane| lane.to_bits() as i32 as f32)
+    }
+    #[inline(always)]
     fn iadd(self, other: Self) -> Self {
         self.zip_bits(other, u32::wrapping_add)
     }
@@ -304,6 +369,14 @@ impl Lanes for Plain {
     #[inline(always)]
     fn lookup(self, table: &[f32; 8]) -> Self {
         self.map(|lane| table[(lane.to_bits() & 7) as usize])
+    }
+    #[inline(always)]
+    fn pick(self, table: Self) -> Self {
+        self.map(|lane| table.0[(lane.to_bits() & 15) as usize])
+    }
+    #[inline(always)]
+    fn sums(all: [Self; LANES]) -> Self {
+        Self(all.map(Self::sum))
     }
     #[inline(always)]
     fn sum(self) -> f32 {
@@ -433,7 +506,35 @@ mod x86 {
     #[allow(clippy::undocumented_unsafe_blocks)]
     impl Lanes for Avx2 {
         type Wide = [__m256d; 4];
+        const PICKS: bool = false;
 
+        #[inline(always)]
+        fn call<K: Kernel>(kernel: K) -> K::Output {
+            unsafe { run_avx2(kernel) }
+        }
+        #[inline(always)]
+        fn load_part(from: &[f32]) -> Self {
+            let mut lanes = [0.0; LANES];
+            lanes[..from.len()].copy_from_slice(from);
+            Self::load(&lanes)
+        }
+        #[inline(always)]
+        fn load_bf16(from: &[u8; 2 * LANES]) -> Self {
+            unsafe {
+                let half = |at: usize| {
+                    let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.as_ptr().add(at).cast()));
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+                };
+                Self(half(0), half(16))
+            }
+        }
+        #[inline(always)]
+        fn load_f16(from: &[u8; 2 * LANES]) -> Self {
+            unsafe {
+                let half = |at: usize| _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().add(at).cast()));
+                Self(half(0), half(16))
+            }
+        }
         #[inline(always)]
         fn load(from: &[f32; LANES]) -> Self {
             unsafe { Self(_mm256_loadu_ps(from.as_ptr()), _mm256_loadu_ps(from.as_ptr().add(8))) }
@@ -538,6 +639,15 @@ mod x86 {
             both!(_mm256_or_ps(self, other))
         }
         #[inline(always)]
+        fn to_float(self) -> Self {
+            unsafe {
+                Self(
+                    _mm256_cvtepi32_ps(_mm256_castps_si256(self.0)),
+                    _mm256_cvtepi32_ps(_mm256_castps_si256(self.1)),
+                )
+            }
+        }
+        #[inline(always)]
         fn iadd(self, other: Self) -> Self {
             both_integers!(_mm256_add_epi32(self, other))
         }
@@ -589,6 +699,30 @@ mod x86 {
                     _mm256_permutevar8x32_ps(table, _mm256_castps_si256(self.0)),
                     _mm256_permutevar8x32_ps(table, _mm256_castps_si256(self.1)),
                 )
+            }
+        }
+        #[inline(always)]
+        fn pick(self, table: Self) -> Self {
+            unsafe {
+                let half = |index: __m256| {
+                    // The sign of the blend's selector is bit 3 of the index.
+                    let upper = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(_mm256_castps_si256(index)));
+                    let index = _mm256_castps_si256(index);
+                    let low = _mm256_permutevar8x32_ps(table.0, index);
+                    let high = _mm256_permutevar8x32_ps(table.1, index);
+                    _mm256_blendv_ps(low, high, upper)
+                };
+                Self(half(self.0), half(self.1))
+            }
+        }
+        #[inline(always)]
+        fn sums(all: [Self; LANES]) -> Self {
+            unsafe {
+                let mut eights = [_mm256_setzero_ps(); LANES];
+                for (eight, lanes) in eights.iter_mut().zip(all) {
+                    *eight = _mm256_add_ps(lanes.0, lanes.1);
+                }
+                Self(sum_eights(&eights[..8]), sum_eights(&eights[8..]))
             }
         }
         #[inline(always)]
@@ -666,6 +800,34 @@ mod x86 {
         }
     }
 
+    /// The sum of each of eight registers, by halves.
+    ///
+    /// # Safety
+    /// The processor must have AVX2.
+    #[inline(always)]
+    unsafe fn sum_eights(eights: &[__m256]) -> __m256 {
+        // SAFETY: the caller's word.
+        unsafe {
+            // Four lanes each of i and i + 4, then two lanes each of two such, then one.
+            let mut fours = [_mm256_setzero_ps(); 4];
+            for (i, four) in fours.iter_mut().enumerate() {
+                let (a, b) = (eights[i], eights[i + 4]);
+                *four =
+                    _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+            }
+            let mut twos = [_mm256_setzero_ps(); 2];
+            for (i, two) in twos.iter_mut().enumerate() {
+                let (a, b) = (fours[2 * i], fours[2 * i + 1]);
+                *two = _mm256_add_ps(
+                    _mm256_shuffle_ps::<0b01_00_01_00>(a, b),
+                    _mm256_shuffle_ps::<0b11_10_11_10>(a, b),
+                );
+            }
+            let [a, b] = twos;
+            _mm256_add_ps(_mm256_shuffle_ps::<0b10_00_10_00>(a, b), _mm256_shuffle_ps::<0b11_01_11_01>(a, b))
+        }
+    }
+
     /// One 512-bit register. Made only inside [`run_avx512`].
     #[derive(Clone, Copy)]
     pub(super) struct Avx512(__m512);
@@ -681,7 +843,31 @@ mod x86 {
     #[allow(clippy::undocumented_unsafe_blocks)]
     impl Lanes for Avx512 {
         type Wide = [__m512d; 2];
+        const PICKS: bool = true;
 
+        #[inline(always)]
+        fn call<K: Kernel>(kernel: K) -> K::Output {
+            unsafe { run_avx512(kernel) }
+        }
+        #[inline(always)]
+        fn load_part(from: &[f32]) -> Self {
+            assert!(from.len() <= LANES, "at most sixteen values");
+            unsafe {
+                let lanes = ((1u32 << from.len()) - 1) as __mmask16;
+                Self(_mm512_maskz_loadu_ps(lanes, from.as_ptr()))
+            }
+        }
+        #[inline(always)]
+        fn load_bf16(from: &[u8; 2 * LANES]) -> Self {
+            unsafe {
+                let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
+                Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)))
+            }
+        }
+        #[inline(always)]
+        fn load_f16(from: &[u8; 2 * LANES]) -> Self {
+            unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast()))) }
+        }
         #[inline(always)]
         fn load(from: &[f32; LANES]) -> Self {
             unsafe { Self(_mm512_loadu_ps(from.as_ptr())) }
@@ -763,6 +949,10 @@ mod x86 {
             integers!(_mm512_or_si512(self, other))
         }
         #[inline(always)]
+        fn to_float(self) -> Self {
+            unsafe { Self(_mm512_cvtepi32_ps(_mm512_castps_si512(self.0))) }
+        }
+        #[inline(always)]
         fn iadd(self, other: Self) -> Self {
             integers!(_mm512_add_epi32(self, other))
         }
@@ -805,6 +995,48 @@ mod x86 {
             unsafe {
                 let table = _mm512_broadcast_f32x8(_mm256_loadu_ps(table.as_ptr()));
                 Self(_mm512_permutexvar_ps(_mm512_castps_si512(self.0), table))
+            }
+        }
+        #[inline(always)]
+        fn pick(self, table: Self) -> Self {
+            unsafe { Self(_mm512_permutexvar_ps(_mm512_castps_si512(self.0), table.0)) }
+        }
+        #[inline(always)]
+        fn sums(all: [Self; LANES]) -> Self {
+            unsafe {
+                // Four rounds: the halves of two registers are added into one, until each lane is a sum.
+                let mut a = [_mm512_setzero_ps(); 8];
+                for (i, to) in a.iter_mut().enumerate() {
+                    let (x, y) = (all[i].0, all[i + 8].0);
+                    *to = _mm512_add_ps(
+                        _mm512_shuffle_f32x4::<0b01_00_01_00>(x, y),
+                        _mm512_shuffle_f32x4::<0b11_10_11_10>(x, y),
+                    );
+                }
+                // a[i]: eight lanes of i, eight of i + 8.
+                let mut b = [_mm512_setzero_ps(); 4];
+                for (i, to) in b.iter_mut().enumerate() {
+                    let (x, y) = (a[i], a[i + 4]);
+                    *to = _mm512_add_ps(
+                        _mm512_shuffle_f32x4::<0b10_00_10_00>(x, y),
+                        _mm512_shuffle_f32x4::<0b11_01_11_01>(x, y),
+                    );
+                }
+                // b[i]: four lanes each of i, i + 8, i + 4, i + 12.
+                let mut c = [_mm512_setzero_ps(); 2];
+                for (i, to) in c.iter_mut().enumerate() {
+                    let (x, y) = (b[2 * i], b[2 * i + 1]);
+                    *to = _mm512_add_ps(
+                        _mm512_shuffle_ps::<0b01_00_01_00>(x, y),
+                        _mm512_shuffle_ps::<0b11_10_11_10>(x, y),
+                    );
+                }
+                let sums = _mm512_add_ps(
+                    _mm512_shuffle_ps::<0b10_00_10_00>(c[0], c[1]),
+                    _mm512_shuffle_ps::<0b11_01_11_01>(c[0], c[1]),
+                );
+                // 0..4, 8..12, 4..8, 12..16.
+                Self(_mm512_shuffle_f32x4::<0b11_01_10_00>(sums, sums))
             }
         }
         #[inline(always)]
@@ -871,5 +1103,86 @@ mod x86 {
         fn spread<const BITS: u32>(packed: u64) -> u64 {
             unsafe { _pdep_u64(packed, code_mask(BITS)) }
         }
+        #[inline(always)]
+        fn codes<const BITS: u32>(packed: &[u8]) -> [Self; 2] {
+            assert!(packed.len() >= 4 * BITS as usize, "32 codes");
+            unsafe {
+                let mut halves = [_mm512_setzero_si512(); 2];
+                for (half, to) in halves.iter_mut().enumerate() {
+                    let at = packed.as_ptr().add(half * second_half(BITS as usize));
+                    let fields = match BITS {
+                        2..=4 => _mm512_set1_epi64(at.cast::<i64>().read_unaligned()),
+                        5 | 6 => _mm512_permutexvar_epi8(
+                            WORDS[BITS as usize][half].load(),
+                            _mm512_castsi128_si512(_mm_loadu_si128(at.cast())),
+                        ),
+                        _ => _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast())),
+                    };
+                    *to = if BITS == 8 {
+                        fields
+                    } else {
+                        let codes = _mm512_multishift_epi64_epi8(FIELDS[BITS as usize][half].load(), fields);
+                        _mm512_and_si512(codes, _mm512_set1_epi32((1 << BITS) - 1))
+                    };
+                }
+                let [low, high] = halves;
+                [Self(_mm512_castsi512_ps(low)), Self(_mm512_castsi512_ps(high))]
+            }
+        }
+    }
+
+    /// Where the bytes begin that are loaded for the second sixteen of 32 codes: they end where the codes end.
+    const fn second_half(bits: usize) -> usize {
+        match bits {
+            2..=4 => 4 * bits - 8,
+            _ => 4 * bits - 16,
+        }
+    }
+
+    /// Where in its word of 64 bits the code of each lane begins, for [`Lanes::codes`]: first and second half.
+    static FIELDS: [[Bytes; 2]; 7] = tables(true);
+    /// Which bytes make the word of each two lanes, for 5 and 6 bits.
+    static WORDS: [[Bytes; 2]; 7] = tables(false);
+
+    #[derive(Clone, Copy)]
+    #[repr(align(64))]
+    struct Bytes([u8; 64]);
+
+    impl Bytes {
+        #[inline(always)]
+        fn load(&self) -> __m512i {
+            // SAFETY: 64 bytes, aligned; called only inside `run_avx512`.
+            unsafe { _mm512_load_si512(self.0.as_ptr().cast()) }
+        }
+    }
+
+    const fn tables(fields: bool) -> [[Bytes; 2]; 7] {
+        let mut tables = [[Bytes([0; 64]); 2]; 7];
+        let mut bits = 2;
+        while bits <= 6 {
+            let mut lane = 0;
+            while lane < 32 {
+                let (half, at) = (lane / 16, lane % 16);
+                // The bit at which the bytes begin that were loaded for this half.
+                let loaded = 8 * half * second_half(bits);
+                let bit = lane * bits - loaded;
+                // For 5 and 6 bits, lanes 2i and 2i + 1 share the word that begins at the first one's byte.
+                let word = if bits >= 5 { (lane / 2 * 2 * bits - loaded) / 8 } else { 0 };
+                let mut byte = 0;
+                while byte < 4 {
+                    tables[bits][half].0[4 * at + byte] = if fields {
+                        (bit - 8 * word) as u8
+                    } else {
+                        // Bytes past the loaded sixteen are not part of any code.
+                        let from = word + 4 * (lane % 2) + byte;
+                        if from < 16 { from as u8 } else { 15 }
+                    };
+                    byte += 1;
+                }
+                lane += 1;
+            }
+            bits += 1;
+        }
+        tables
     }
 }

@@ -1,12 +1,16 @@
 //! The CPU: one source for every instruction set, the same bits on each.
 
+mod affine;
 mod attention;
 mod combine;
 mod delta_net;
 pub mod dot;
+mod float;
 mod linear;
+mod mxfp;
 mod pointwise;
 mod rotary;
+mod rows;
 mod threads;
 
 use std::sync::Arc;
@@ -43,13 +47,24 @@ impl Cpu {
         Box::new(linear::Exact::new(weight.clone(), self.clone()))
     }
 
+    /// Rows that one thread takes at a time: a multiple of sixteen.
+    fn rows_of_a_part(&self, op: &dyn LinearOp, t_count: usize) -> usize {
+        /// Bytes of weights in a part: some microseconds of reading.
+        const PART: u64 = 32 << 10;
+        /// Rows over which gathering several rows of the input costs little.
+        const GATHERED: usize = 512;
+        let n = op.out_features();
+        let share = n.div_ceil(4 * self.threads.count()).next_multiple_of(16);
+        let row = (op.bytes() / n as u64).max(1);
+        let few = (PART / row).max(1) as usize;
+        few.max(GATHERED.min(8 * t_count)).next_multiple_of(16).min(share)
+    }
+
     /// Several layers over one input; each `out` is [T, out_features].
     ///
     /// # Panics
     /// If an output's length is not that.
     pub fn linear(&self, input: &Input<'_>, work: &mut [(&dyn LinearOp, &mut [f32])]) {
-        /// Bytes of weights in a part: some microseconds of reading.
-        const PART: u64 = 32 << 10;
         let mut parts = Vec::new();
         let columns: Vec<(&dyn LinearOp, Columns<'_>)> = work
             .iter_mut()
@@ -62,9 +77,7 @@ impl Cpu {
             .collect();
         for (i, (op, _)) in columns.iter().enumerate() {
             let n = op.out_features();
-            let row = (op.bytes() / n as u64).max(1);
-            let most = n.div_ceil(4 * self.threads.count()).max(1);
-            let rows = ((PART / row).max(1) as usize).next_multiple_of(16).min(most.next_multiple_of(16));
+            let rows = self.rows_of_a_part(*op, input.rows());
             parts.extend((0..n.div_ceil(rows)).map(|p| (i, p * rows..n.min((p + 1) * rows))));
         }
         self.threads.run(parts.len(), &|p| {

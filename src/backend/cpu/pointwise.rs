@@ -4,8 +4,6 @@ use super::Cpu;
 use crate::numeric::lanes::{Kernel, LANES, Lanes, dispatch};
 use crate::numeric::math::{sigmoid, silu};
 
-use super::dot::padded;
-
 /// Values below which one thread is faster than two.
 const SMALL: usize = 1 << 14;
 
@@ -101,7 +99,7 @@ pub(super) fn squares<V: Lanes>(x: &[f32]) -> f32 {
         sum = x.fma(x, sum);
     }
     if !rest.is_empty() {
-        let x = V::load(&padded(rest));
+        let x = V::load_part(rest);
         sum = x.fma(x, sum);
     }
     sum.sum()
@@ -144,7 +142,7 @@ impl Kernel for Product<'_> {
         }
         if !rest.is_empty() {
             let mut out = [0.0; LANES];
-            of(V::load(&padded(rest)), V::load(&padded(by_rest))).store(&mut out);
+            of(V::load_part(rest), V::load_part(by_rest)).store(&mut out);
             rest.copy_from_slice(&out[..rest.len()]);
         }
     }
