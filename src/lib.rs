@@ -10,6 +10,7 @@ pub mod digest;
 pub mod tensor;
 pub mod isa;
 pub mod numeric;
+pub mod sample;
 pub mod codec;
 pub mod quant;
 pub mod transform;
