@@ -23,6 +23,7 @@ pub mod stage;
 pub mod tool;
 pub mod process;
 pub mod artifact;
+pub mod text;
 pub mod backend;
 pub mod plan;
 pub mod build;
