@@ -2,6 +2,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod mistakes;
+mod plain;
 mod reference;
 
 use std::path::Path;
