@@ -456,7 +456,7 @@ impl Arch for Qwen35 {
                 head_dim,
                 gated: true,
                 qk_norm: true,
-                rope: decoder::rope(keys, head_dim, p),
+                rope: decoder::rope(keys, head_dim, 0.25, p),
             },
             delta_net: Some(DeltaNetConfig {
                 key_heads: d.key_heads as usize,
