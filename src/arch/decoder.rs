@@ -163,34 +163,57 @@ pub enum MlpConfig {
     },
 }
 
-/// The rope settings of `keys`, from `rope_parameters`, else from `rope_theta` and `rope_scaling`.
-pub(super) fn rope(keys: Keys<'_>, head_dim: usize, p: &mut Vec<ArchError>) -> Rope {
+/// The rope settings of `keys`; `part` of a head is rotated where no key says how much.
+///
+/// Three places may say the same thing: `rope_scaling`, `rope_parameters` and the keys beside them. Readers
+/// differ in which they believe, so all that are there must agree.
+pub(super) fn rope(keys: Keys<'_>, head_dim: usize, part: f64, p: &mut Vec<ArchError>) -> Rope {
     let section = |name: &str| keys.get(name).and_then(Value::as_object);
-    let parameters = section("rope_parameters");
-    let scaling = section("rope_scaling").or(parameters);
-    let number = |key: &str| scaling.and_then(|map| map.get(key)).and_then(Value::as_f64);
-    let theta = parameters
-        .and_then(|map| map.get("rope_theta"))
-        .or(keys.get("rope_theta"))
-        .and_then(Value::as_f64)
-        .unwrap_or(10_000.0);
-    let partial = parameters
-        .and_then(|map| map.get("partial_rotary_factor"))
-        .or(keys.get("partial_rotary_factor"))
-        .map_or(Some(1.0), Value::as_f64);
-    let dims = partial.map_or(0, |part| (head_dim as f64 * part) as usize);
-    if partial.is_none_or(|part| !(part > 0.0 && part <= 1.0)) || dims == 0 || dims % 2 != 0 {
-        let found = keys.get("partial_rotary_factor").cloned().unwrap_or(Value::Null);
-        let needed = format!("an even part of head_dim = {head_dim} must be rotated");
-        p.push(keys.bad("partial_rotary_factor", &found, &needed));
+    let sections =
+        [("rope_scaling.", section("rope_scaling")), ("rope_parameters.", section("rope_parameters"))];
+    for (prefix, map) in sections {
+        let nested = map.into_iter().flatten().find(|(_, value)| value.is_object());
+        if let Some((name, value)) = nested {
+            let needed = "this runtime has one set of positions for all layers";
+            p.push(keys.bad(&format!("{prefix}{name}"), value, needed));
+        }
     }
-    let kind = scaling.and_then(|map| map.get("rope_type").or(map.get("type"))).and_then(Value::as_str);
-    let mut needed = |key: &str| match number(key) {
-        Some(number) if number.is_finite() && number > 0.0 => number,
-        _ => {
-            let found = scaling.and_then(|map| map.get(key)).cloned().unwrap_or(Value::Null);
-            p.push(keys.bad(&format!("rope_scaling.{key}"), &found, "a positive number is needed"));
-            1.0
+    let mut said = |names: &[&str], beside: bool| {
+        let places = sections.into_iter().chain([("", Some(keys.map()).filter(|_| beside))]);
+        let all: Vec<(String, &Value)> = places
+            .filter_map(|(prefix, map)| {
+                names.iter().find_map(|name| Some((format!("{prefix}{name}"), map?.get(*name)?)))
+            })
+            .filter(|(_, value)| !value.is_null())
+            .collect();
+        // 1 and 1.0 are the same number.
+        let same = |a: &Value, b: &Value| a == b || a.as_f64().is_some() && a.as_f64() == b.as_f64();
+        if let [(first, value), rest @ ..] = all.as_slice()
+            && let Some((key, other)) = rest.iter().find(|(_, other)| !same(value, other))
+        {
+            p.push(keys.bad(key, other, &format!("`{first}` says {value}")));
+        }
+        all.first().map(|(_, value)| *value)
+    };
+    let theta = said(&["rope_theta"], true).and_then(Value::as_f64).unwrap_or(10_000.0);
+    let found = said(&["partial_rotary_factor"], true);
+    let kind = said(&["rope_type", "type"], false).and_then(Value::as_str);
+    let part = found.map_or(part, |found| found.as_f64().unwrap_or(0.0));
+    let dims = (head_dim as f64 * part) as usize;
+    if !(part > 0.0 && part <= 1.0) || dims == 0 || !dims.is_multiple_of(2) {
+        let needed = format!("an even part of head_dim = {head_dim} must be rotated");
+        p.push(keys.bad("partial_rotary_factor", found.unwrap_or(&part.into()), &needed));
+    }
+    let scaling = sections.into_iter().find_map(|(_, map)| map);
+    let mut needed = |key: &str| {
+        let found = scaling.and_then(|map| map.get(key));
+        match found.and_then(Value::as_f64) {
+            Some(number) if number.is_finite() && number > 0.0 => number,
+            _ => {
+                let found = found.unwrap_or(&Value::Null);
+                p.push(keys.bad(&format!("rope_scaling.{key}"), found, "a positive number is needed"));
+                1.0
+            }
         }
     };
     let scaling = match kind {

@@ -190,7 +190,7 @@ impl Arch for Dense {
                 head_dim,
                 gated: false,
                 qk_norm: self.qk_norm,
-                rope: decoder::rope(keys, head_dim, p),
+                rope: decoder::rope(keys, head_dim, 1.0, p),
             },
             delta_net: None,
             mlp: MlpConfig::Dense { intermediate },
@@ -223,29 +223,33 @@ struct Window {
 }
 
 impl Dense {
-    /// The window, where and if the family has one: mistral in all layers (4096 tokens where the key is missing,
-    /// none where it is null), qwen2 and qwen3 only if `use_sliding_window`, from `max_window_layers` on.
+    /// The window, where and if the family has one: mistral in all layers, qwen2 and qwen3 only if
+    /// `use_sliding_window`, from `max_window_layers` on. It has 4096 tokens where the key is missing; where it is
+    /// null there is none.
     fn windowed(&self, keys: Keys<'_>, layers: usize, p: &mut Vec<ArchError>) -> Option<Window> {
         let first = match self.window {
-            Windowing::Never => return None,
-            Windowing::All if !keys.map().contains_key("sliding_window") => {
-                return Some(Window { tokens: 4096, first: 0 });
-            }
-            Windowing::All => 0,
-            Windowing::Upper if !keys.flag_or("use_sliding_window", false, p) => return None,
-            Windowing::Upper => {
-                keys.get("max_window_layers").and_then(Value::as_u64).map_or(28, |n| n as usize)
-            }
+            Windowing::Never => None,
+            Windowing::All => Some(0),
+            Windowing::Upper if !keys.flag_or("use_sliding_window", false, p) => None,
+            Windowing::Upper => match keys.get("max_window_layers") {
+                Some(value) if value.as_u64() == Some(0) => Some(0),
+                _ => Some(keys.dimension_or("max_window_layers", 28, p) as usize),
+            },
         };
-        if let Some(kinds) = keys.get("layer_types").and_then(Value::as_array) {
-            let expected = |i: usize| if i >= first { "sliding_attention" } else { "full_attention" };
-            if kinds.len() != layers || kinds.iter().enumerate().any(|(i, kind)| *kind != expected(i)) {
-                let found = kinds.clone().into();
-                p.push(keys.bad("layer_types", &found, "the other keys call for windows in other layers"));
+        let null = keys.map().get("sliding_window").is_some_and(Value::is_null);
+        let window = first.filter(|_| !null).map(|first| {
+            let tokens = keys.dimension_or("sliding_window", 4096, p) as usize;
+            Window { tokens, first }
+        });
+        if let Some(kinds) = keys.get("layer_types") {
+            let windowed = |i: usize| window.as_ref().is_some_and(|window| i >= window.first);
+            let kind = |i: usize| if windowed(i) { "sliding_attention" } else { "full_attention" };
+            let expected: Vec<Value> = (0..layers).map(|i| kind(i).into()).collect();
+            if kinds.as_array() != Some(&expected) {
+                p.push(keys.bad("layer_types", kinds, "the other keys call for windows in other layers"));
             }
         }
-        keys.get("sliding_window")?;
-        Some(Window { tokens: keys.dimension("sliding_window", p) as usize, first })
+        window
     }
 }
 

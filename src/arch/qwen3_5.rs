@@ -36,6 +36,8 @@ pub static QWEN3_5: Qwen35 =
 pub static QWEN3_5_MOE: Qwen35 =
     Qwen35 { model_types: &["qwen3_5_moe", "qwen3_5_moe_text"], output_type: "qwen3_5_moe", experts: true };
 
+/// What readers assume when `partial_rotary_factor` is absent.
+const ROTARY_PART: f64 = 0.25;
 /// What readers assume when `mtp_num_hidden_layers` is absent.
 const DEFAULT_DRAFT_LAYERS: u64 = 1;
 
@@ -456,7 +458,7 @@ impl Arch for Qwen35 {
                 head_dim,
                 gated: true,
                 qk_norm: true,
-                rope: decoder::rope(keys, head_dim, p),
+                rope: decoder::rope(keys, head_dim, ROTARY_PART, p),
             },
             delta_net: Some(DeltaNetConfig {
                 key_heads: d.key_heads as usize,

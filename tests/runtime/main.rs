@@ -5,6 +5,7 @@ mod common;
 mod mistakes;
 mod plain;
 mod reference;
+mod variants;
 
 use std::path::Path;
 use std::sync::Arc;
