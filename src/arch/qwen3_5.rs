@@ -352,6 +352,14 @@ impl Arch for Qwen35 {
             });
         }
 
+        if layout == Layout::Mlx && (prefixed("model") || prefixed("model.language_model")) {
+            p.push(ArchError::MixedLayout {
+                found: "names start with `model.`, as in Hugging Face's, but `conv1d` ends in an axis of one, as in \
+                        MLX's"
+                    .to_owned(),
+            });
+        }
+
         let mut slots = Slots::new();
         let mut trunk = Writer {
             slots: &mut slots,
