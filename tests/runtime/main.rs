@@ -2,8 +2,12 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod hostile;
 mod mistakes;
 mod plain;
+mod packed;
+mod properties;
+mod random;
 mod reference;
 mod variants;
 
