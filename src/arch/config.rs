@@ -40,6 +40,10 @@ pub enum ArchError {
         "`config.json` has a `quantization_config` of method `{method}`, which this program does not read"
     )]
     ForeignPacking { method: String },
+    #[error("`{file}`: tensor `{name}` is packed, but `config.json` has no `quantization` for it")]
+    NoPacking { file: String, name: String },
+    #[error("`{folder}/`: {problem}")]
+    Side { folder: &'static str, problem: Box<ArchError> },
     #[error("the checkpoint mixes layouts: {found}")]
     MixedLayout { found: String },
     #[error("and {count} more")]
@@ -75,11 +79,16 @@ impl Failure for ArchError {
             }
             ArchError::Dtype { .. } => "quantize from the original bf16, f16 or f32 checkpoint".to_owned(),
             ArchError::UnknownTensor { name, .. } => format!(
-                "if it must be stored as it is, add `[keep]` with `tensors = [\"{name}\"]` to the recipe"
+                "check that config and weights belong together; a build stores it as it is if the recipe has \
+                 `[keep]` with `tensors = [\"{name}\"]`"
             ),
             ArchError::ForeignPacking { .. } => {
                 "use the original bf16, f16 or f32 checkpoint, or one in MLX's layout".to_owned()
             }
+            ArchError::NoPacking { .. } => {
+                "take `config.json` from the repository that the weights came from".to_owned()
+            }
+            ArchError::Side { problem, .. } => return problem.help(),
             ArchError::More { .. } => return None,
             ArchError::MixedLayout { .. } => {
                 "use a checkpoint that is wholly in the Hugging Face layout or wholly in MLX's".to_owned()

@@ -2,7 +2,7 @@
 //!
 //! `group_size`, `bits` and `mode` (default `affine`) at its top hold for every module that has no entry of its
 //! own; an entry, by the module's path, has the same keys, with the mode's defaults for those missing, or is
-//! `false`. Source: `mlx_lm` 0.32.2, `utils.load_model`.
+//! `false` for none or `true` for the common one. Source: `mlx_lm` 0.32.2, `utils.load_model`.
 
 use std::collections::BTreeMap;
 
@@ -50,9 +50,12 @@ impl Packing {
         for (path, entry) in &own {
             let key = format!("quantization.{path}");
             match entry {
+                // Read below, for all modules.
+                _ if ["group_size", "bits", "mode"].contains(&path.as_str()) => continue,
                 Value::Object(entry) => modules.insert(path.clone(), Some(codec(&key, entry)?)),
                 Value::Bool(false) => modules.insert(path.clone(), None),
-                _ => None,
+                Value::Bool(true) => continue,
+                other => return Err(bad(&key, other, "an object, true or false is needed")),
             };
         }
         Ok(Self { default: Some(codec("quantization", &own)?), modules })

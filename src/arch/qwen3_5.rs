@@ -36,6 +36,8 @@ pub static QWEN3_5: Qwen35 =
 pub static QWEN3_5_MOE: Qwen35 =
     Qwen35 { model_types: &["qwen3_5_moe", "qwen3_5_moe_text"], output_type: "qwen3_5_moe", experts: true };
 
+/// What readers assume when `partial_rotary_factor` is absent.
+const ROTARY_PART: f64 = 0.25;
 /// What readers assume when `mtp_num_hidden_layers` is absent.
 const DEFAULT_DRAFT_LAYERS: u64 = 1;
 
@@ -350,6 +352,14 @@ impl Arch for Qwen35 {
             });
         }
 
+        if layout == Layout::Mlx && (prefixed("model") || prefixed("model.language_model")) {
+            p.push(ArchError::MixedLayout {
+                found: "names start with `model.`, as in Hugging Face's, but `conv1d` ends in an axis of one, as in \
+                        MLX's"
+                    .to_owned(),
+            });
+        }
+
         let mut slots = Slots::new();
         let mut trunk = Writer {
             slots: &mut slots,
@@ -456,7 +466,7 @@ impl Arch for Qwen35 {
                 head_dim,
                 gated: true,
                 qk_norm: true,
-                rope: decoder::rope(keys, head_dim, 0.25, p),
+                rope: decoder::rope(keys, head_dim, ROTARY_PART, p),
             },
             delta_net: Some(DeltaNetConfig {
                 key_heads: d.key_heads as usize,

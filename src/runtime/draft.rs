@@ -85,7 +85,7 @@ impl Draft {
     /// Rows that pair `next` [T] with `hidden` [T, H].
     ///
     /// # Errors
-    /// [`RuntimeError::NoSuchToken`].
+    /// [`RuntimeError::NoSuchToken`]; weights that make NaN or infinity.
     ///
     /// # Panics
     /// If there is not one hidden state for each token, or there is none.
@@ -99,6 +99,7 @@ impl Draft {
         let x = self.rows(model, state, next, hidden)?;
         let width = model.config().hidden;
         let logits = model.ends.logits(&model.cpu, &x[x.len() - width..]);
+        super::check_finite(&model.weights, &logits, state.tokens - 1)?;
         Ok(Drafted { hidden: x, logits })
     }
 
@@ -115,6 +116,7 @@ impl Draft {
     ) -> Result<Drafted, RuntimeError> {
         let x = self.rows(model, state, next, hidden)?;
         let logits = model.ends.logits(&model.cpu, &x);
+        super::check_finite(&model.weights, &logits, state.tokens - next.len())?;
         Ok(Drafted { hidden: x, logits })
     }
 

@@ -34,6 +34,8 @@ pub enum RuntimeError {
     NoParameter { path: String },
     #[error("`{file}`: parameter `{path}` holds NaN or infinity")]
     NonFinite { path: String, file: PathBuf },
+    #[error("the logits after token {token} hold NaN or infinity, though every weight is finite")]
+    Overflow { token: usize },
     #[error("token id {found} is out of range: the model has {vocab} tokens")]
     NoSuchToken { found: u32, vocab: usize },
     #[error("{tokens} tokens are more than the model's context of {context}")]
@@ -53,7 +55,9 @@ pub enum RuntimeError {
 impl Failure for RuntimeError {
     fn exit(&self) -> Exit {
         match self {
-            RuntimeError::NoParameter { .. } | RuntimeError::NonFinite { .. } => Exit::Input,
+            RuntimeError::NoParameter { .. }
+            | RuntimeError::NonFinite { .. }
+            | RuntimeError::Overflow { .. } => Exit::Input,
             _ => Exit::Request,
         }
     }
@@ -64,6 +68,9 @@ impl Failure for RuntimeError {
                 "check that config and weights belong together and that the download is complete".to_owned()
             }
             RuntimeError::NonFinite { .. } => "the file is damaged; download or build it again".to_owned(),
+            RuntimeError::Overflow { .. } => {
+                "weights or scales are far out of range: use another build of the model".to_owned()
+            }
             RuntimeError::NoSuchToken { .. } => {
                 "check that the ids come from this model's tokenizer".to_owned()
             }
@@ -236,7 +243,8 @@ impl Model {
     /// Takes `tokens` through all layers, after those that `state` has seen.
     ///
     /// # Errors
-    /// [`RuntimeError`] for ids out of range and a context that is full; the state is as before.
+    /// [`RuntimeError`] for ids out of range and a context that is full: the state is as before. For weights that
+    /// make NaN or infinity: the state is spoilt.
     pub fn forward(&self, state: &mut State, tokens: &[u32], want: Want) -> Result<Pass, RuntimeError> {
         self.forward_observed(state, tokens, want, &mut ())
     }
@@ -274,6 +282,8 @@ impl Model {
             }
             pass.hidden.extend(hidden);
         }
+        let rows = pass.logits.len() / self.config().vocab;
+        check_finite(&self.weights, &pass.logits, state.tokens - rows)?;
         Ok(pass)
     }
 
@@ -301,6 +311,18 @@ fn check_tokens(config: &DecoderConfig, tokens: &[u32]) -> Result<(), RuntimeErr
         }
     }
     Ok(())
+}
+
+/// Refuses logits [rows, V] that are not numbers, and names the weight that made them so. The first row is of token
+/// `first`.
+fn check_finite(weights: &Weights, logits: &[f32], first: usize) -> Result<(), RuntimeError> {
+    match logits.iter().position(|logit| !logit.is_finite()) {
+        None => Ok(()),
+        Some(at) => {
+            let token = first + at / weights.decoder.vocab;
+            Err(weights.non_finite().unwrap_or(RuntimeError::Overflow { token }))
+        }
+    }
 }
 
 fn check_context(config: &DecoderConfig, tokens: usize) -> Result<(), RuntimeError> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::layer::{Layer, Observer, Span};
 use super::state::LayerState;
 use super::weights::Weights;
-use super::{Ends, ROWS, RuntimeError, check_context, check_tokens};
+use super::{Ends, ROWS, RuntimeError, check_context, check_finite, check_tokens};
 use crate::backend::Stored;
 use crate::backend::cpu::{Cpu, Rotation};
 use crate::units::Bytes;
@@ -138,12 +138,14 @@ impl<'a> Stream<'a> {
     /// Gives the logits of every row to `take`, some rows at a time: first row, values [rows, V].
     ///
     /// # Errors
-    /// As [`Weights::vector`].
+    /// As [`Weights::vector`]; weights that make NaN or infinity.
     pub fn logits(&self, rows: usize, take: &mut dyn FnMut(usize, &[f32])) -> Result<(), RuntimeError> {
         let ends = Ends::open(self.weights, &self.cpu)?;
         let hidden = self.final_hidden()?;
         for (i, part) in hidden.chunks(rows * self.weights.decoder.hidden).enumerate() {
-            take(i * rows, &ends.logits(&self.cpu, part));
+            let logits = ends.logits(&self.cpu, part);
+            check_finite(self.weights, &logits, i * rows)?;
+            take(i * rows, &logits);
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::RuntimeError;
 use crate::arch::{
-    Arch, ArchError, Config, DecoderConfig, Folder, Model as Statement, Output, Packing, Slot, registry,
+    Arch, ArchError, Config, DecoderConfig, Folder, Model as Statement, Output, Packing, Role, Slot, registry,
 };
 use crate::backend::{Packed, Stored};
 use crate::checkpoint::{Checkpoint, Links, REPORTED, TensorEntry};
@@ -19,7 +19,7 @@ use crate::codec::{CodecSpec, codec};
 use crate::failure::{Outcome, Problems};
 use crate::isa::Isa;
 use crate::numeric::widen;
-use crate::tensor::{Float, Shape};
+use crate::tensor::{Dtype, Float, Shape};
 
 /// An opened folder: every parameter found and checked, nothing read yet.
 #[derive(Debug)]
@@ -62,13 +62,18 @@ impl Weights {
         let probe = |name: &str| main.get(name).map(|entry| (entry.dtype, entry.shape.clone()));
         let statement = arch.model(&config, &probe)?;
         let decoder = arch.decoder(&config, &statement)?;
-        let mut binder = Binder { packing: &packing, problems: Vec::new(), parameters: BTreeMap::new() };
+        let mut binder = Binder {
+            folder: Folder::Main,
+            packing: &packing,
+            problems: Vec::new(),
+            parameters: BTreeMap::new(),
+        };
         let mut unused = binder.bind(&main, &statement.slots, &statement);
         let has_draft =
             statement.slots.iter().flat_map(|slot| &slot.outputs).any(|o| o.folder == Folder::Mtp);
         let companion = companion(dir, arch, &config, has_draft)?;
         if let Some((store, slots, packing)) = &companion {
-            binder.packing = packing;
+            (binder.folder, binder.packing) = (Folder::Mtp, packing);
             unused.extend(binder.bind(store, slots, &statement));
         }
         let Binder { mut problems, parameters, .. } = binder;
@@ -97,23 +102,7 @@ impl Weights {
     /// # Errors
     /// [`RuntimeError::NoParameter`], which a folder that was opened without an error does not give.
     pub fn packed(&self, module: &str) -> Result<Packed, RuntimeError> {
-        let parameter = self.parameter(&format!("{module}.weight"))?;
-        let planes = parameter.planes.iter().map(|entry| parameter.stored(entry)).collect();
-        let first = &parameter.planes[0];
-        let shape = &parameter.output.shape;
-        // A float weight says its own type; a packed one's parameters do.
-        let float = match parameter.codec {
-            CodecSpec::Keep => first.dtype.float(),
-            _ => parameter.planes.get(1).and_then(|scales| scales.dtype.float()),
-        };
-        let whole = Packed {
-            codec: parameter.codec,
-            float: float.unwrap_or(Float::Bf16),
-            out_features: first.shape.rows() as usize,
-            in_features: shape.last() as usize,
-            planes,
-        };
-        Ok(whole)
+        Ok(self.parameter(&format!("{module}.weight"))?.packed())
     }
 
     /// The rows of expert `e`, for a module that holds all experts.
@@ -141,16 +130,28 @@ impl Weights {
         let elements = parameter.output.shape.elements().expect("the header's shape was checked") as usize;
         let mut values = vec![0.0; elements];
         if !widen(float, parameter.store.bytes(entry), &mut values, Isa::best()) {
-            return Err(RuntimeError::NonFinite {
-                path: path.to_owned(),
-                file: self.dir.join(file_of(parameter)),
-            });
+            return Err(RuntimeError::NonFinite { path: path.to_owned(), file: parameter.file() });
         }
         let mut scratch = Vec::new();
         for transform in &parameter.output.transforms {
             transform.apply(&mut values, parameter.output.shape.last() as usize, &mut scratch);
         }
         Ok(values)
+    }
+
+    /// The first weight, in the order of paths, that holds NaN or infinity once it is decoded. Reads all that a pass
+    /// computes with: for telling what went wrong.
+    pub fn non_finite(&self) -> Option<RuntimeError> {
+        let computed = self.parameters.iter().filter(|(_, p)| p.output.role != Role::Vision);
+        computed.into_iter().find_map(|(path, parameter)| {
+            let weight = parameter.packed();
+            let mut row = vec![0.0; weight.in_features];
+            let bad = (0..weight.out_features).any(|n| {
+                weight.decode(n..n + 1, &mut row);
+                row.iter().any(|value| !value.is_finite())
+            });
+            bad.then(|| RuntimeError::NonFinite { path: path.clone(), file: parameter.file() })
+        })
     }
 
     /// Stored bytes of every parameter whose path starts with `prefix`.
@@ -165,11 +166,29 @@ impl Weights {
     }
 }
 
-fn file_of(parameter: &Parameter) -> String {
-    parameter.store.files()[parameter.planes[0].file].name.clone()
-}
-
 impl Parameter {
+    /// Its file.
+    fn file(&self) -> PathBuf {
+        self.store.files()[self.planes[0].file].path.clone()
+    }
+
+    /// All of its tensor, `[N, K]` over leading dimensions.
+    fn packed(&self) -> Packed {
+        let first = &self.planes[0];
+        // A float weight says its own type and has its own shape; a packed one's parameters and its slot do.
+        let (float, in_features) = match self.codec {
+            CodecSpec::Keep => (first.dtype.float(), first.shape.last()),
+            _ => (self.planes.get(1).and_then(|scales| scales.dtype.float()), self.output.shape.last()),
+        };
+        Packed {
+            codec: self.codec,
+            float: float.unwrap_or(Float::Bf16),
+            out_features: first.shape.rows() as usize,
+            in_features: in_features as usize,
+            planes: self.planes.iter().map(|entry| self.stored(entry)).collect(),
+        }
+    }
+
     fn stored(&self, entry: &TensorEntry) -> Stored {
         Stored::Mapped { checkpoint: self.store.clone(), file: entry.file, range: entry.range.clone() }
     }
@@ -191,12 +210,14 @@ fn companion(
         return Ok(None);
     }
     let store = Checkpoint::open_files(&folder, &["model.safetensors".to_owned()])?;
-    let (_, packing) = Config::read_packed(&folder)?;
+    let (_, packing) = Config::read_packed(&folder)
+        .map_err(|problem| ArchError::Side { folder: Folder::Mtp.path(), problem: Box::new(problem) })?;
     Ok(Some((Arc::new(store), slots, packing)))
 }
 
 /// Joins what the config calls for with what the files hold.
 struct Binder<'a> {
+    folder: Folder,
     packing: &'a Packing,
     problems: Vec<ArchError>,
     parameters: BTreeMap<String, Parameter>,
@@ -228,6 +249,10 @@ impl Binder<'_> {
                 }
                 Err(problem) => {
                     self.problems.push(*problem);
+                    // One error for a module is enough.
+                    let path = slot.source.strip_suffix("weight").unwrap_or(&slot.source);
+                    let planes = ["scales", "biases"].map(|suffix| store.get(&format!("{path}{suffix}")));
+                    taken.extend(planes.into_iter().flatten().map(|entry| entry.name.as_str()));
                     continue;
                 }
             };
@@ -246,13 +271,27 @@ impl Binder<'_> {
             match statement.drops.iter().find(|drop| drop.covers(&tensor.name)) {
                 Some(drop) => unused.push((tensor.name.clone(), drop.reason)),
                 None => self.problems.push(ArchError::UnknownTensor {
-                    file: store.files()[tensor.file].name.clone(),
+                    file: self.file(store, tensor),
                     name: tensor.name.clone(),
                     model_type: statement.model_type.clone(),
                 }),
             }
         }
         unused
+    }
+
+    /// A tensor's file, for messages.
+    fn file(&self, store: &Checkpoint, entry: &TensorEntry) -> String {
+        let name = &store.files()[entry.file].name;
+        match self.folder.path() {
+            "" => name.clone(),
+            folder => format!("{folder}/{name}"),
+        }
+    }
+
+    /// What `quantization` calls the module of a tensor whose name starts with `path`.
+    fn module<'n>(&self, output: &'n Output, path: &'n str) -> &'n str {
+        if self.folder == Folder::Mtp { path } else { &output.module }
     }
 
     /// The planes of a slot, which must have the shapes and dtypes that its codec and the config call for.
@@ -263,7 +302,7 @@ impl Binder<'_> {
         first: &TensorEntry,
     ) -> Result<(CodecSpec, Vec<TensorEntry>), Box<ArchError>> {
         let output = &slot.outputs[0];
-        let file = |entry: &TensorEntry| store.files()[entry.file].name.clone();
+        let file = |entry: &TensorEntry| self.file(store, entry);
         let shape_of = |entry: &TensorEntry, needed: Shape| {
             if entry.shape == needed {
                 return Ok(());
@@ -282,23 +321,22 @@ impl Binder<'_> {
         let path = slot.source.strip_suffix(".weight");
         let scales = path.and_then(|path| store.get(&format!("{path}.scales")));
         let (Some(path), Some(scales), true) = (path, scales, output.role.quantizable()) else {
+            if let Some(path) = path.filter(|_| output.role.quantizable() && first.dtype == Dtype::U32)
+                && let Some(spec) = self.packing.codec(self.module(output, path))
+            {
+                let (name, model_type) = (format!("{path}.scales"), format!("packed ({spec})"));
+                let groups = slot.shape.last() / spec.group().map_or(1, u64::from);
+                let shape = slot.shape.with_last(groups);
+                return Err(Box::new(ArchError::MissingTensor { name, shape, model_type }));
+            }
             shape_of(first, slot.shape.clone())?;
             dtype_of(first, first.dtype.float().is_some())?;
             return Ok((CodecSpec::Keep, vec![first.clone()]));
         };
-        let module = match output.folder {
-            Folder::Mtp => path,
-            Folder::Main | Folder::Kept => output.module.as_str(),
+        let module = self.module(output, path);
+        let Some(spec) = self.packing.codec(module) else {
+            return Err(Box::new(ArchError::NoPacking { file: file(first), name: first.name.clone() }));
         };
-        let unpacked = || {
-            Box::new(ArchError::PackedTensor {
-                file: file(first),
-                name: first.name.clone(),
-                dtype: first.dtype,
-                scales: scales.name.clone(),
-            })
-        };
-        let spec = self.packing.codec(module).ok_or_else(unpacked)?;
         let float = scales.dtype.float().unwrap_or(Float::Bf16);
         let layout = codec(spec).planes(slot.shape.last(), float).map_err(|error| {
             Box::new(ArchError::Value {

@@ -2,9 +2,14 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod hostile;
 mod mistakes;
 mod plain;
+mod packed;
+mod properties;
+mod random;
 mod reference;
+mod variants;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -22,6 +22,10 @@ impl Reference {
         SafeTensors::deserialize(&self.0).unwrap()
     }
 
+    pub fn names(&self) -> Vec<String> {
+        self.tensors().names().into_iter().map(str::to_owned).collect()
+    }
+
     pub fn floats(&self, name: &str) -> Vec<f32> {
         let tensors = self.tensors();
         let tensor = tensors.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}"));
