@@ -50,6 +50,14 @@ impl Isa {
         list
     }
 
+    /// Whether this processor can run it.
+    pub fn is_available(self) -> bool {
+        /// A bit for each of [`Isa::available`], found once.
+        static AVAILABLE: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
+        let bit = |isa: Isa| 1 << isa as u32;
+        AVAILABLE.get_or_init(|| Isa::available().into_iter().map(bit).sum()) & bit(self) != 0
+    }
+
     /// The fastest available.
     pub fn best() -> Isa {
         *Isa::available().last().expect("scalar is always available")

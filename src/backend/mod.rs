@@ -84,6 +84,20 @@ impl<'a> Columns<'a> {
         self.rows
     }
 
+    /// N.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Where column `n` of row 0 lies; row t is t · [`Columns::width`] further.
+    ///
+    /// # Panics
+    /// If there is no such column.
+    pub(crate) fn column(&self, n: usize) -> *mut f32 {
+        assert!(n < self.width, "inside the matrix");
+        self.start.wrapping_add(n)
+    }
+
     /// Columns `range` of row `t`.
     ///
     /// # Safety

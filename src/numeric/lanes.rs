@@ -11,15 +11,31 @@ use crate::tensor::Float;
 /// Lanes in a vector.
 pub const LANES: usize = 16;
 
-/// Sixteen lanes of 32 bits, used as f32 or as integers by the operation's name.
+/// Sixteen lanes of 32 bits, used as f32, as integers or as 64 bytes by the operation's name.
 ///
 /// Integer operations wrap. Comparisons are those of f32: false if a NaN takes part.
 pub trait Lanes: Copy {
     /// Sixteen f64 lanes.
     type Wide: Copy;
 
+    /// Whether [`Lanes::pick`] costs no more than one arithmetic operation.
+    const PICKS: bool;
+
+    /// Runs a kernel on this instance, out of line: for code that several kernels share.
+    ///
+    /// A kernel that is inlined is compiled once for each place it is used in.
+    fn call<K: Kernel>(kernel: K) -> K::Output;
+
     /// Reads sixteen values.
     fn load(from: &[f32; LANES]) -> Self;
+    /// Reads at most sixteen values, and zeros for the rest.
+    fn load_part(from: &[f32]) -> Self;
+    /// Reads sixteen bf16 values.
+    fn load_bf16(from: &[u8; 2 * LANES]) -> Self;
+    /// Reads sixteen f16 values.
+    fn load_f16(from: &[u8; 2 * LANES]) -> Self;
+    /// Reads at most 64 bytes, and zeros for the rest.
+    fn load_bytes_part(from: &[u8]) -> Self;
     /// Writes sixteen values.
     fn store(self, to: &mut [f32; LANES]);
     /// The same bits in each lane.
@@ -54,6 +70,10 @@ pub trait Lanes: Copy {
     fn and(self, other: Self) -> Self;
     /// Bitwise or.
     fn or(self, other: Self) -> Self;
+    /// Signed integers as numbers, rounded to nearest even beyond 2^24.
+    fn to_float(self) -> Self;
+    /// Numbers as signed integers. Only for integers below 2^31.
+    fn to_int(self) -> Self;
     /// Integer sum.
     fn iadd(self, other: Self) -> Self;
     /// Integer difference.
@@ -72,9 +92,25 @@ pub trait Lanes: Copy {
     fn if_eq(self, other: Self, yes: Self, no: Self) -> Self;
     /// `table[lane]`, where each lane is an integer below 8.
     fn lookup(self, table: &[f32; 8]) -> Self;
+    /// `table[lane & 15]` of integers.
+    fn pick(self, table: Self) -> Self;
+    /// Sixty-four bytes.
+    fn load_bytes(from: &[u8; 4 * LANES]) -> Self;
+    /// Bytes: `table[byte]`, where each byte is below 16.
+    fn pick_bytes(self, table: &[u8; LANES]) -> Self;
+    /// `self + Σ_j codes[j] · x[j]` over the four bytes of each lane, `codes` unsigned and `x` signed: exact.
+    fn dot_bytes(self, codes: Self, x: Self) -> Self;
+    /// At most 64 codes of `BITS` bits, lowest bits first, one per byte; then zeros.
+    fn byte_codes<const BITS: u32>(packed: &[u8]) -> Self;
+    /// Of all lanes of `parts`, end to end, the integer sums of every `parts.len()`, which is 2, 4, 8 or 16.
+    fn group_sums(parts: &[Self]) -> Self;
+    /// Lane j of `all[i]` to lane i of the result's j.
+    fn transpose(all: [Self; LANES]) -> [Self; LANES];
     /// The sum of the lanes: halves are added until one is left (0 + 8, 1 + 9, ...; then 0 + 4, ...; 0 + 2, ...;
     /// 0 + 1).
     fn sum(self) -> f32;
+    /// [`Lanes::sum`] of each.
+    fn sums(all: [Self; LANES]) -> Self;
     /// The least lane; the sign of a zero is unspecified.
     fn least(self) -> f32;
     /// The greatest lane; the sign of a zero is unspecified.
@@ -93,6 +129,38 @@ pub trait Lanes: Copy {
     fn squeeze<const BITS: u32>(codes: u64) -> u64;
     /// The inverse of [`Lanes::squeeze`].
     fn spread<const BITS: u32>(packed: u64) -> u64;
+
+    /// 32 codes of `BITS` bits, lowest bits first, as integers.
+    #[inline(always)]
+    fn codes<const BITS: u32>(packed: &[u8]) -> [Self; 2] {
+        let mut codes = [0; 2 * LANES];
+        for (codes, packed) in codes.as_chunks_mut::<8>().0.iter_mut().zip(packed.chunks_exact(BITS as usize))
+        {
+            let mut word = [0; 8];
+            word[..BITS as usize].copy_from_slice(packed);
+            *codes = Self::spread::<BITS>(u64::from_le_bytes(word)).to_le_bytes();
+        }
+        let [low, high] = *codes.as_chunks().0 else { unreachable!("two halves") };
+        [Self::widen_bytes(low), Self::widen_bytes(high)]
+    }
+
+    /// Reads at most sixteen bf16 values, and zeros for the rest.
+    #[inline(always)]
+    fn load_bf16_part(from: &[u8]) -> Self {
+        Self::load_bf16(&filled(from))
+    }
+
+    /// Reads at most sixteen f16 values, and zeros for the rest.
+    #[inline(always)]
+    fn load_f16_part(from: &[u8]) -> Self {
+        Self::load_f16(&filled(from))
+    }
+
+    /// At most sixteen bytes as integers, and zeros for the rest.
+    #[inline(always)]
+    fn widen_bytes_part(from: &[u8]) -> Self {
+        Self::widen_bytes(filled(from))
+    }
 
     /// The same value in each lane.
     #[inline(always)]
@@ -145,7 +213,7 @@ pub trait Kernel {
 /// # Panics
 /// If this processor has no `isa`.
 pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
-    assert!(Isa::available().contains(&isa), "this processor has no {isa}");
+    assert!(isa.is_available(), "this processor has no {isa}");
     match isa {
         // NEON is the baseline of aarch64, where the compiler makes vectors of plain lanes.
         Isa::Scalar | Isa::Neon => kernel.run::<Plain>(),
@@ -163,6 +231,20 @@ pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
 /// The definition: an array, and loops over it.
 #[derive(Clone, Copy)]
 pub struct Plain([f32; LANES]);
+
+/// The bytes, and zeros.
+#[inline(always)]
+fn filled<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    let mut all = [0; N];
+    all[..bytes.len()].copy_from_slice(bytes);
+    all
+}
+
+/// 0 to 15.
+#[inline(always)]
+pub fn iota<V: Lanes>() -> V {
+    V::load(&std::array::from_fn(|i| i as f32))
+}
 
 impl Plain {
     #[inline(always)]
@@ -196,7 +278,28 @@ impl Plain {
 
 impl Lanes for Plain {
     type Wide = [f64; LANES];
+    const PICKS: bool = false;
 
+    #[inline(never)]
+    fn call<K: Kernel>(kernel: K) -> K::Output {
+        kernel.run::<Self>()
+    }
+    #[inline(always)]
+    fn load_part(from: &[f32]) -> Self {
+        let mut lanes = [0.0; LANES];
+        lanes[..from.len()].copy_from_slice(from);
+        Self(lanes)
+    }
+    #[inline(always)]
+    fn load_bf16(from: &[u8; 2 * LANES]) -> Self {
+        let value = |i: usize| super::bf16_to_f32(u16::from_le_bytes([from[2 * i], from[2 * i + 1]]));
+        Self(std::array::from_fn(value))
+    }
+    #[inline(always)]
+    fn load_f16(from: &[u8; 2 * LANES]) -> Self {
+        let value = |i: usize| super::f16_to_f32(u16::from_le_bytes([from[2 * i], from[2 * i + 1]]));
+        Self(std::array::from_fn(value))
+    }
     #[inline(always)]
     fn load(from: &[f32; LANES]) -> Self {
         Self(*from)
@@ -270,6 +373,14 @@ impl Lanes for Plain {
         self.zip_bits(other, |a, b| a | b)
     }
     #[inline(always)]
+    fn to_float(self) -> Self {
+        self.map(|lane| lane.to_bits() as i32 as f32)
+    }
+    #[inline(always)]
+    fn to_int(self) -> Self {
+        self.map(|lane| f32::from_bits(lane as i32 as u32))
+    }
+    #[inline(always)]
     fn iadd(self, other: Self) -> Self {
         self.zip_bits(other, u32::wrapping_add)
     }
@@ -304,6 +415,69 @@ impl Lanes for Plain {
     #[inline(always)]
     fn lookup(self, table: &[f32; 8]) -> Self {
         self.map(|lane| table[(lane.to_bits() & 7) as usize])
+    }
+    #[inline(always)]
+    fn pick(self, table: Self) -> Self {
+        self.map(|lane| table.0[(lane.to_bits() & 15) as usize])
+    }
+    #[inline(always)]
+    fn load_bytes_part(from: &[u8]) -> Self {
+        Self::load_bytes(&filled(from))
+    }
+    #[inline(always)]
+    fn load_bytes(from: &[u8; 4 * LANES]) -> Self {
+        let (lanes, _) = from.as_chunks::<4>();
+        let mut out = [0.0; LANES];
+        for (lane, bytes) in out.iter_mut().zip(lanes) {
+            *lane = f32::from_bits(u32::from_le_bytes(*bytes));
+        }
+        Self(out)
+    }
+    #[inline(always)]
+    fn pick_bytes(self, table: &[u8; LANES]) -> Self {
+        let pick = |byte: u8| table[usize::from(byte & 15)];
+        self.map(|lane| f32::from_bits(u32::from_le_bytes(lane.to_bits().to_le_bytes().map(pick))))
+    }
+    #[inline(always)]
+    fn dot_bytes(self, codes: Self, x: Self) -> Self {
+        let mut out = self.0;
+        for ((sum, codes), x) in out.iter_mut().zip(codes.0).zip(x.0) {
+            let mut total = sum.to_bits() as i32;
+            for (code, x) in codes.to_bits().to_le_bytes().into_iter().zip(x.to_bits().to_le_bytes()) {
+                total = total.wrapping_add(i32::from(code) * i32::from(x as i8));
+            }
+            *sum = f32::from_bits(total as u32);
+        }
+        Self(out)
+    }
+    #[inline(always)]
+    fn byte_codes<const BITS: u32>(packed: &[u8]) -> Self {
+        Self::load_bytes(&spread_bytes::<Self, BITS>(packed))
+    }
+    #[inline(always)]
+    fn group_sums(parts: &[Self]) -> Self {
+        let mut sums = [0u32; LANES];
+        for (p, part) in parts.iter().enumerate() {
+            for (l, lane) in part.0.iter().enumerate() {
+                let sum = &mut sums[(p * LANES + l) / parts.len()];
+                *sum = sum.wrapping_add(lane.to_bits());
+            }
+        }
+        Self(sums.map(f32::from_bits))
+    }
+    #[inline(always)]
+    fn transpose(all: [Self; LANES]) -> [Self; LANES] {
+        let mut out = all;
+        for (j, out) in out.iter_mut().enumerate() {
+            for (i, lane) in out.0.iter_mut().enumerate() {
+                *lane = all[i].0[j];
+            }
+        }
+        out
+    }
+    #[inline(always)]
+    fn sums(all: [Self; LANES]) -> Self {
+        Self(all.map(Self::sum))
     }
     #[inline(always)]
     fn sum(self) -> f32 {
@@ -357,6 +531,18 @@ impl Lanes for Plain {
     }
 }
 
+/// [`Lanes::byte_codes`] by [`Lanes::spread`], eight codes at a time.
+#[inline(always)]
+fn spread_bytes<V: Lanes, const BITS: u32>(packed: &[u8]) -> [u8; 4 * LANES] {
+    let mut codes = [0; 4 * LANES];
+    for (codes, packed) in codes.as_chunks_mut::<8>().0.iter_mut().zip(packed.chunks_exact(BITS as usize)) {
+        let mut word = [0; 8];
+        word[..BITS as usize].copy_from_slice(packed);
+        *codes = V::spread::<BITS>(u64::from_le_bytes(word)).to_le_bytes();
+    }
+    codes
+}
+
 /// The low `bits` bits of every `2 * FIELD`-bit field of a u64.
 #[inline(always)]
 const fn low_halves<const FIELD: u32>(bits: u32) -> u64 {
@@ -382,7 +568,7 @@ const fn part<const FIELD: u32>(x: u64, bits: u32) -> u64 {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{Kernel, LANES, Lanes};
+    use super::{Kernel, LANES, Lanes, filled, spread_bytes};
 
     /// # Safety
     /// The processor must have AVX2, FMA, F16C and BMI2.
@@ -433,7 +619,35 @@ mod x86 {
     #[allow(clippy::undocumented_unsafe_blocks)]
     impl Lanes for Avx2 {
         type Wide = [__m256d; 4];
+        const PICKS: bool = false;
 
+        #[inline(always)]
+        fn call<K: Kernel>(kernel: K) -> K::Output {
+            unsafe { run_avx2(kernel) }
+        }
+        #[inline(always)]
+        fn load_part(from: &[f32]) -> Self {
+            let mut lanes = [0.0; LANES];
+            lanes[..from.len()].copy_from_slice(from);
+            Self::load(&lanes)
+        }
+        #[inline(always)]
+        fn load_bf16(from: &[u8; 2 * LANES]) -> Self {
+            unsafe {
+                let half = |at: usize| {
+                    let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.as_ptr().add(at).cast()));
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+                };
+                Self(half(0), half(16))
+            }
+        }
+        #[inline(always)]
+        fn load_f16(from: &[u8; 2 * LANES]) -> Self {
+            unsafe {
+                let half = |at: usize| _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().add(at).cast()));
+                Self(half(0), half(16))
+            }
+        }
         #[inline(always)]
         fn load(from: &[f32; LANES]) -> Self {
             unsafe { Self(_mm256_loadu_ps(from.as_ptr()), _mm256_loadu_ps(from.as_ptr().add(8))) }
@@ -538,6 +752,24 @@ mod x86 {
             both!(_mm256_or_ps(self, other))
         }
         #[inline(always)]
+        fn to_float(self) -> Self {
+            unsafe {
+                Self(
+                    _mm256_cvtepi32_ps(_mm256_castps_si256(self.0)),
+                    _mm256_cvtepi32_ps(_mm256_castps_si256(self.1)),
+                )
+            }
+        }
+        #[inline(always)]
+        fn to_int(self) -> Self {
+            unsafe {
+                Self(
+                    _mm256_castsi256_ps(_mm256_cvttps_epi32(self.0)),
+                    _mm256_castsi256_ps(_mm256_cvttps_epi32(self.1)),
+                )
+            }
+        }
+        #[inline(always)]
         fn iadd(self, other: Self) -> Self {
             both_integers!(_mm256_add_epi32(self, other))
         }
@@ -589,6 +821,89 @@ mod x86 {
                     _mm256_permutevar8x32_ps(table, _mm256_castps_si256(self.0)),
                     _mm256_permutevar8x32_ps(table, _mm256_castps_si256(self.1)),
                 )
+            }
+        }
+        #[inline(always)]
+        fn pick(self, table: Self) -> Self {
+            unsafe {
+                let half = |index: __m256| {
+                    // The sign of the blend's selector is bit 3 of the index.
+                    let upper = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(_mm256_castps_si256(index)));
+                    let index = _mm256_castps_si256(index);
+                    let low = _mm256_permutevar8x32_ps(table.0, index);
+                    let high = _mm256_permutevar8x32_ps(table.1, index);
+                    _mm256_blendv_ps(low, high, upper)
+                };
+                Self(half(self.0), half(self.1))
+            }
+        }
+        #[inline(always)]
+        fn load_bytes_part(from: &[u8]) -> Self {
+            Self::load_bytes(&filled(from))
+        }
+        #[inline(always)]
+        fn load_bytes(from: &[u8; 4 * LANES]) -> Self {
+            unsafe {
+                Self(_mm256_loadu_ps(from.as_ptr().cast()), _mm256_loadu_ps(from.as_ptr().add(32).cast()))
+            }
+        }
+        #[inline(always)]
+        fn pick_bytes(self, table: &[u8; LANES]) -> Self {
+            let table = unsafe {
+                _mm256_castsi256_ps(_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())))
+            };
+            let table = Self(table, table);
+            both_integers!(_mm256_shuffle_epi8(table, self))
+        }
+        #[inline(always)]
+        fn dot_bytes(self, codes: Self, x: Self) -> Self {
+            unsafe { Self(dot_half(self.0, codes.0, x.0), dot_half(self.1, codes.1, x.1)) }
+        }
+        #[inline(always)]
+        fn byte_codes<const BITS: u32>(packed: &[u8]) -> Self {
+            Self::load_bytes(&spread_bytes::<Self, BITS>(packed))
+        }
+        #[inline(always)]
+        fn group_sums(parts: &[Self]) -> Self {
+            // Eights of lanes, end to end; each round halves their number.
+            let mut eights = [Self::splat_bits(0); LANES];
+            eights[..parts.len()].copy_from_slice(parts);
+            let mut count = parts.len();
+            while count > 1 {
+                count /= 2;
+                for i in 0..count {
+                    let (a, b) = (eights[2 * i], eights[2 * i + 1]);
+                    // SAFETY: as in `both`.
+                    eights[i] = unsafe { Self(add_pairs(a.0, a.1), add_pairs(b.0, b.1)) };
+                }
+            }
+            eights[0]
+        }
+        #[inline(always)]
+        fn transpose(all: [Self; LANES]) -> [Self; LANES] {
+            let (mut rows, mut columns) = ([[0.0; LANES]; LANES], [[0.0; LANES]; LANES]);
+            for (row, all) in rows.iter_mut().zip(all) {
+                all.store(row);
+            }
+            for (j, column) in columns.iter_mut().enumerate() {
+                for (to, row) in column.iter_mut().zip(&rows) {
+                    *to = row[j];
+                }
+            }
+            let mut out = all;
+            for (out, column) in out.iter_mut().zip(&columns) {
+                *out = Self::load(column);
+            }
+            out
+        }
+        #[inline(always)]
+        fn sums(all: [Self; LANES]) -> Self {
+            unsafe {
+                let mut eights = [_mm256_setzero_ps(); LANES];
+                for (eight, lanes) in eights.iter_mut().zip(all) {
+                    *eight = _mm256_add_ps(lanes.0, lanes.1);
+                }
+                Self(sum_eights(&eights[..8]), sum_eights(&eights[8..]))
             }
         }
         #[inline(always)]
@@ -666,6 +981,66 @@ mod x86 {
         }
     }
 
+    /// `sum + Σ_j codes[j] · x[j]` over four bytes each.
+    ///
+    /// # Safety
+    /// The processor must have AVX2.
+    #[inline(always)]
+    unsafe fn dot_half(sum: __m256, codes: __m256, x: __m256) -> __m256 {
+        // SAFETY: the caller's word.
+        unsafe {
+            let (codes, x) = (_mm256_castps_si256(codes), _mm256_castps_si256(x));
+            let ones = _mm256_set1_epi16(1);
+            // A sum of two products may pass 2^15, where this multiplication saturates; one does not.
+            let even = _mm256_maddubs_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0xff)), x);
+            let odd = _mm256_maddubs_epi16(_mm256_andnot_si256(_mm256_set1_epi16(0xff), codes), x);
+            let products = _mm256_add_epi32(_mm256_madd_epi16(even, ones), _mm256_madd_epi16(odd, ones));
+            _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sum), products))
+        }
+    }
+
+    /// Sums of neighbours, of a and then of b.
+    ///
+    /// # Safety
+    /// The processor must have AVX2.
+    #[inline(always)]
+    unsafe fn add_pairs(a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the caller's word.
+        unsafe {
+            // The sums of a's halves come out on either side of b's.
+            let sums = _mm256_hadd_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b));
+            _mm256_castsi256_ps(_mm256_permute4x64_epi64::<0b11_01_10_00>(sums))
+        }
+    }
+
+    /// The sum of each of eight registers, by halves.
+    ///
+    /// # Safety
+    /// The processor must have AVX2.
+    #[inline(always)]
+    unsafe fn sum_eights(eights: &[__m256]) -> __m256 {
+        // SAFETY: the caller's word.
+        unsafe {
+            // Four lanes each of i and i + 4, then two lanes each of two such, then one.
+            let mut fours = [_mm256_setzero_ps(); 4];
+            for (i, four) in fours.iter_mut().enumerate() {
+                let (a, b) = (eights[i], eights[i + 4]);
+                *four =
+                    _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+            }
+            let mut twos = [_mm256_setzero_ps(); 2];
+            for (i, two) in twos.iter_mut().enumerate() {
+                let (a, b) = (fours[2 * i], fours[2 * i + 1]);
+                *two = _mm256_add_ps(
+                    _mm256_shuffle_ps::<0b01_00_01_00>(a, b),
+                    _mm256_shuffle_ps::<0b11_10_11_10>(a, b),
+                );
+            }
+            let [a, b] = twos;
+            _mm256_add_ps(_mm256_shuffle_ps::<0b10_00_10_00>(a, b), _mm256_shuffle_ps::<0b11_01_11_01>(a, b))
+        }
+    }
+
     /// One 512-bit register. Made only inside [`run_avx512`].
     #[derive(Clone, Copy)]
     pub(super) struct Avx512(__m512);
@@ -681,7 +1056,31 @@ mod x86 {
     #[allow(clippy::undocumented_unsafe_blocks)]
     impl Lanes for Avx512 {
         type Wide = [__m512d; 2];
+        const PICKS: bool = true;
 
+        #[inline(always)]
+        fn call<K: Kernel>(kernel: K) -> K::Output {
+            unsafe { run_avx512(kernel) }
+        }
+        #[inline(always)]
+        fn load_part(from: &[f32]) -> Self {
+            assert!(from.len() <= LANES, "at most sixteen values");
+            unsafe {
+                let lanes = ((1u32 << from.len()) - 1) as __mmask16;
+                Self(_mm512_maskz_loadu_ps(lanes, from.as_ptr()))
+            }
+        }
+        #[inline(always)]
+        fn load_bf16(from: &[u8; 2 * LANES]) -> Self {
+            unsafe {
+                let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
+                Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)))
+            }
+        }
+        #[inline(always)]
+        fn load_f16(from: &[u8; 2 * LANES]) -> Self {
+            unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast()))) }
+        }
         #[inline(always)]
         fn load(from: &[f32; LANES]) -> Self {
             unsafe { Self(_mm512_loadu_ps(from.as_ptr())) }
@@ -763,6 +1162,14 @@ mod x86 {
             integers!(_mm512_or_si512(self, other))
         }
         #[inline(always)]
+        fn to_float(self) -> Self {
+            unsafe { Self(_mm512_cvtepi32_ps(_mm512_castps_si512(self.0))) }
+        }
+        #[inline(always)]
+        fn to_int(self) -> Self {
+            unsafe { Self(_mm512_castsi512_ps(_mm512_cvttps_epi32(self.0))) }
+        }
+        #[inline(always)]
         fn iadd(self, other: Self) -> Self {
             integers!(_mm512_add_epi32(self, other))
         }
@@ -805,6 +1212,187 @@ mod x86 {
             unsafe {
                 let table = _mm512_broadcast_f32x8(_mm256_loadu_ps(table.as_ptr()));
                 Self(_mm512_permutexvar_ps(_mm512_castps_si512(self.0), table))
+            }
+        }
+        #[inline(always)]
+        fn pick(self, table: Self) -> Self {
+            unsafe { Self(_mm512_permutexvar_ps(_mm512_castps_si512(self.0), table.0)) }
+        }
+        #[inline(always)]
+        fn load_bf16_part(from: &[u8]) -> Self {
+            assert!(from.len() <= 2 * LANES, "at most sixteen values");
+            unsafe {
+                let values = ((1u64 << (from.len() / 2)) - 1) as __mmask16;
+                let bits = _mm256_maskz_loadu_epi16(values, from.as_ptr().cast());
+                Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits))))
+            }
+        }
+        #[inline(always)]
+        fn load_f16_part(from: &[u8]) -> Self {
+            assert!(from.len() <= 2 * LANES, "at most sixteen values");
+            unsafe {
+                let values = ((1u64 << (from.len() / 2)) - 1) as __mmask16;
+                Self(_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(values, from.as_ptr().cast())))
+            }
+        }
+        #[inline(always)]
+        fn widen_bytes_part(from: &[u8]) -> Self {
+            assert!(from.len() <= LANES, "at most sixteen bytes");
+            unsafe {
+                let lanes = ((1u32 << from.len()) - 1) as __mmask16;
+                let bytes = _mm_maskz_loadu_epi8(lanes, from.as_ptr().cast());
+                Self(_mm512_castsi512_ps(_mm512_cvtepu8_epi32(bytes)))
+            }
+        }
+        #[inline(always)]
+        fn load_bytes_part(from: &[u8]) -> Self {
+            assert!(from.len() <= 4 * LANES, "at most 64 bytes");
+            let bytes = ((1u128 << from.len()) - 1) as __mmask64;
+            unsafe { Self(_mm512_castsi512_ps(_mm512_maskz_loadu_epi8(bytes, from.as_ptr().cast()))) }
+        }
+        #[inline(always)]
+        fn load_bytes(from: &[u8; 4 * LANES]) -> Self {
+            unsafe { Self(_mm512_loadu_ps(from.as_ptr().cast())) }
+        }
+        #[inline(always)]
+        fn pick_bytes(self, table: &[u8; LANES]) -> Self {
+            unsafe {
+                let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+                Self(_mm512_castsi512_ps(_mm512_shuffle_epi8(table, _mm512_castps_si512(self.0))))
+            }
+        }
+        #[inline(always)]
+        fn dot_bytes(self, codes: Self, x: Self) -> Self {
+            unsafe {
+                Self(_mm512_castsi512_ps(_mm512_dpbusd_epi32(
+                    _mm512_castps_si512(self.0),
+                    _mm512_castps_si512(codes.0),
+                    _mm512_castps_si512(x.0),
+                )))
+            }
+        }
+        #[inline(always)]
+        fn byte_codes<const BITS: u32>(packed: &[u8]) -> Self {
+            let packed = Self::load_bytes_part(packed);
+            if BITS == 8 {
+                return packed;
+            }
+            unsafe {
+                // Eight codes fill `BITS` bytes, which become a word of 64 bits of their own.
+                let words =
+                    _mm512_permutexvar_epi8(EIGHTS[BITS as usize].load(), _mm512_castps_si512(packed.0));
+                let fields = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(starts(BITS)), words);
+                let codes = _mm512_and_si512(fields, _mm512_set1_epi8((1 << BITS) - 1));
+                Self(_mm512_castsi512_ps(codes))
+            }
+        }
+        #[inline(always)]
+        fn group_sums(parts: &[Self]) -> Self {
+            unsafe {
+                // Every four parts become one: lane 4 b + p is the sum of the four lanes b of part p.
+                let mut fours = [_mm512_setzero_si512(); 4];
+                for (four, parts) in fours.iter_mut().zip(parts.chunks(4)) {
+                    let [a, b, c, d] = match *parts {
+                        [a, b, c, d] => [a.0, b.0, c.0, d.0],
+                        [a, b] => [a.0, b.0, a.0, b.0],
+                        _ => unreachable!("2, 4, 8 or 16 parts"),
+                    };
+                    let (ab, cd) = (add_neighbours(a, b), add_neighbours(c, d));
+                    *four = if parts.len() == 2 {
+                        // Pairs of a in the even fours of words, of b in the odd ones.
+                        _mm512_castps_si512(ab)
+                    } else {
+                        _mm512_castps_si512(add_neighbours(ab, cd))
+                    };
+                }
+                let [a, b, c, d] = fours;
+                let (sums, order) = match parts.len() {
+                    2 => (a, [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15]),
+                    4 => (a, [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15]),
+                    8 => (add_quarters(a, b), [0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15]),
+                    _ => {
+                        return Self(_mm512_castsi512_ps(add_quarters(
+                            add_quarters(a, b),
+                            add_quarters(c, d),
+                        )));
+                    }
+                };
+                let order: [i32; LANES] = order;
+                let order = _mm512_loadu_si512(order.as_ptr().cast());
+                Self(_mm512_castsi512_ps(_mm512_permutexvar_epi32(order, sums)))
+            }
+        }
+        #[inline(always)]
+        fn transpose(all: [Self; LANES]) -> [Self; LANES] {
+            unsafe {
+                // Two by two, then four by four within fours of lanes; then the fours themselves.
+                let mut a = all;
+                for i in 0..LANES / 2 {
+                    let (x, y) = (all[2 * i].0, all[2 * i + 1].0);
+                    a[2 * i].0 = _mm512_unpacklo_ps(x, y);
+                    a[2 * i + 1].0 = _mm512_unpackhi_ps(x, y);
+                }
+                let mut b = all;
+                for i in 0..LANES / 4 {
+                    for half in 0..2 {
+                        let x = _mm512_castps_pd(a[4 * i + half].0);
+                        let y = _mm512_castps_pd(a[4 * i + half + 2].0);
+                        b[4 * i + 2 * half].0 = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y));
+                        b[4 * i + 2 * half + 1].0 = _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
+                    }
+                }
+                // b[4 i + j]: lanes j, 4 + j, 8 + j and 12 + j of rows 4 i to 4 i + 3.
+                let mut out = all;
+                for j in 0..4 {
+                    let [r0, r1, r2, r3] = [b[j].0, b[4 + j].0, b[8 + j].0, b[12 + j].0];
+                    let low = _mm512_shuffle_f32x4::<0b01_00_01_00>(r0, r1);
+                    let low2 = _mm512_shuffle_f32x4::<0b01_00_01_00>(r2, r3);
+                    let high = _mm512_shuffle_f32x4::<0b11_10_11_10>(r0, r1);
+                    let high2 = _mm512_shuffle_f32x4::<0b11_10_11_10>(r2, r3);
+                    out[j].0 = _mm512_shuffle_f32x4::<0b10_00_10_00>(low, low2);
+                    out[4 + j].0 = _mm512_shuffle_f32x4::<0b11_01_11_01>(low, low2);
+                    out[8 + j].0 = _mm512_shuffle_f32x4::<0b10_00_10_00>(high, high2);
+                    out[12 + j].0 = _mm512_shuffle_f32x4::<0b11_01_11_01>(high, high2);
+                }
+                out
+            }
+        }
+        #[inline(always)]
+        fn sums(all: [Self; LANES]) -> Self {
+            unsafe {
+                // Four rounds: the halves of two registers are added into one, until each lane is a sum.
+                let mut a = [_mm512_setzero_ps(); 8];
+                for (i, to) in a.iter_mut().enumerate() {
+                    let (x, y) = (all[i].0, all[i + 8].0);
+                    *to = _mm512_add_ps(
+                        _mm512_shuffle_f32x4::<0b01_00_01_00>(x, y),
+                        _mm512_shuffle_f32x4::<0b11_10_11_10>(x, y),
+                    );
+                }
+                // a[i]: eight lanes of i, eight of i + 8.
+                let mut b = [_mm512_setzero_ps(); 4];
+                for (i, to) in b.iter_mut().enumerate() {
+                    let (x, y) = (a[i], a[i + 4]);
+                    *to = _mm512_add_ps(
+                        _mm512_shuffle_f32x4::<0b10_00_10_00>(x, y),
+                        _mm512_shuffle_f32x4::<0b11_01_11_01>(x, y),
+                    );
+                }
+                // b[i]: four lanes each of i, i + 8, i + 4, i + 12.
+                let mut c = [_mm512_setzero_ps(); 2];
+                for (i, to) in c.iter_mut().enumerate() {
+                    let (x, y) = (b[2 * i], b[2 * i + 1]);
+                    *to = _mm512_add_ps(
+                        _mm512_shuffle_ps::<0b01_00_01_00>(x, y),
+                        _mm512_shuffle_ps::<0b11_10_11_10>(x, y),
+                    );
+                }
+                let sums = _mm512_add_ps(
+                    _mm512_shuffle_ps::<0b10_00_10_00>(c[0], c[1]),
+                    _mm512_shuffle_ps::<0b11_01_11_01>(c[0], c[1]),
+                );
+                // 0..4, 8..12, 4..8, 12..16.
+                Self(_mm512_shuffle_f32x4::<0b11_01_10_00>(sums, sums))
             }
         }
         #[inline(always)]
@@ -871,5 +1459,142 @@ mod x86 {
         fn spread<const BITS: u32>(packed: u64) -> u64 {
             unsafe { _pdep_u64(packed, code_mask(BITS)) }
         }
+        #[inline(always)]
+        fn codes<const BITS: u32>(packed: &[u8]) -> [Self; 2] {
+            assert!(packed.len() >= 4 * BITS as usize, "32 codes");
+            unsafe {
+                let mut halves = [_mm512_setzero_si512(); 2];
+                for (half, to) in halves.iter_mut().enumerate() {
+                    let at = packed.as_ptr().add(half * second_half(BITS as usize));
+                    let fields = match BITS {
+                        2..=4 => _mm512_set1_epi64(at.cast::<i64>().read_unaligned()),
+                        5 | 6 => _mm512_permutexvar_epi8(
+                            WORDS[BITS as usize][half].load(),
+                            _mm512_castsi128_si512(_mm_loadu_si128(at.cast())),
+                        ),
+                        _ => _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast())),
+                    };
+                    *to = if BITS == 8 {
+                        fields
+                    } else {
+                        let codes = _mm512_multishift_epi64_epi8(FIELDS[BITS as usize][half].load(), fields);
+                        _mm512_and_si512(codes, _mm512_set1_epi32((1 << BITS) - 1))
+                    };
+                }
+                let [low, high] = halves;
+                [Self(_mm512_castsi512_ps(low)), Self(_mm512_castsi512_ps(high))]
+            }
+        }
+    }
+
+    /// Within every four lanes, the sums of neighbours of a, then of b.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F.
+    #[inline(always)]
+    unsafe fn add_neighbours(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the caller's word.
+        unsafe {
+            let even = _mm512_castps_si512(_mm512_shuffle_ps::<0b10_00_10_00>(a, b));
+            let odd = _mm512_castps_si512(_mm512_shuffle_ps::<0b11_01_11_01>(a, b));
+            _mm512_castsi512_ps(_mm512_add_epi32(even, odd))
+        }
+    }
+
+    /// The sums of a's fours of lanes 0 and 1, and 2 and 3; then of b's.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F.
+    #[inline(always)]
+    unsafe fn add_quarters(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the caller's word.
+        unsafe {
+            _mm512_add_epi32(
+                _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b),
+                _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b),
+            )
+        }
+    }
+
+    /// Where eight codes of `bits` bits begin in a word, a byte each.
+    const fn starts(bits: u32) -> i64 {
+        let (mut starts, mut code) = (0, 0);
+        while code < 8 {
+            starts |= (code * bits as i64) << (8 * code);
+            code += 1;
+        }
+        starts
+    }
+
+    /// Which bytes make a word of eight codes, for [`Lanes::byte_codes`].
+    static EIGHTS: [Bytes; 7] = {
+        let mut tables = [Bytes([0; 64]); 7];
+        let mut bits = 2;
+        while bits <= 6 {
+            let mut byte = 0;
+            while byte < 64 {
+                // The last two or more of a word belong to no code.
+                let within = if byte % 8 < bits { byte % 8 } else { 0 };
+                tables[bits].0[byte] = (byte / 8 * bits + within) as u8;
+                byte += 1;
+            }
+            bits += 1;
+        }
+        tables
+    };
+
+    /// Where the bytes begin that are loaded for the second sixteen of 32 codes: they end where the codes end.
+    const fn second_half(bits: usize) -> usize {
+        match bits {
+            2..=4 => 4 * bits - 8,
+            _ => 4 * bits - 16,
+        }
+    }
+
+    /// Where in its word of 64 bits the code of each lane begins, for [`Lanes::codes`]: first and second half.
+    static FIELDS: [[Bytes; 2]; 7] = tables(true);
+    /// Which bytes make the word of each two lanes, for 5 and 6 bits.
+    static WORDS: [[Bytes; 2]; 7] = tables(false);
+
+    #[derive(Clone, Copy)]
+    #[repr(align(64))]
+    struct Bytes([u8; 64]);
+
+    impl Bytes {
+        #[inline(always)]
+        fn load(&self) -> __m512i {
+            // SAFETY: 64 bytes, aligned; called only inside `run_avx512`.
+            unsafe { _mm512_load_si512(self.0.as_ptr().cast()) }
+        }
+    }
+
+    const fn tables(fields: bool) -> [[Bytes; 2]; 7] {
+        let mut tables = [[Bytes([0; 64]); 2]; 7];
+        let mut bits = 2;
+        while bits <= 6 {
+            let mut lane = 0;
+            while lane < 32 {
+                let (half, at) = (lane / 16, lane % 16);
+                // The bit at which the bytes begin that were loaded for this half.
+                let loaded = 8 * half * second_half(bits);
+                let bit = lane * bits - loaded;
+                // For 5 and 6 bits, lanes 2i and 2i + 1 share the word that begins at the first one's byte.
+                let word = if bits >= 5 { (lane / 2 * 2 * bits - loaded) / 8 } else { 0 };
+                let mut byte = 0;
+                while byte < 4 {
+                    tables[bits][half].0[4 * at + byte] = if fields {
+                        (bit - 8 * word) as u8
+                    } else {
+                        // Bytes past the loaded sixteen are not part of any code.
+                        let from = word + 4 * (lane % 2) + byte;
+                        if from < 16 { from as u8 } else { 15 }
+                    };
+                    byte += 1;
+                }
+                lane += 1;
+            }
+            bits += 1;
+        }
+        tables
     }
 }

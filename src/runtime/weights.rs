@@ -194,13 +194,16 @@ impl Parameter {
     }
 }
 
+/// A draft head in a folder of its own: files, what they must hold, how they are packed.
+type Companion = (Arc<Checkpoint>, Vec<Slot>, Packing);
+
 /// The draft head's own folder, if there is one and the main files hold none.
 fn companion(
     dir: &Path,
     arch: &'static dyn Arch,
     config: &Config,
     has_draft: bool,
-) -> Outcome<Option<(Arc<Checkpoint>, Vec<Slot>, Packing)>> {
+) -> Outcome<Option<Companion>> {
     let folder = dir.join(Folder::Mtp.path());
     let slots = arch.companion(config)?;
     if has_draft || slots.is_empty() || !folder.join("model.safetensors").exists() {

@@ -1,7 +1,9 @@
-//! Encoders and decoders against MLX's own bytes, and every instruction set against the definition.
+//! Encoders and decoders against MLX's own bytes, linear layers against plain loops, and every instruction set
+//! against the definition.
 
 mod encoders;
 mod golden;
+mod linear;
 mod refit;
 
 use tqc::codec::{CodecSpec, codec};

@@ -22,7 +22,7 @@ use tqc::runtime::{LayerState, Model, Observer, State, Stream, Want, Weights};
 use common::{fixture, fixtures};
 use reference::Reference;
 
-/// The spread between two other stacks is 2e-4 (`goldens/runtime/SOURCE.toml`).
+/// The spread between two other stacks is 2e-4 (`goldens/runtime/fixtures/SOURCE.toml`).
 const LOGITS: f32 = 1e-3;
 
 fn cpu() -> Arc<Cpu> {
@@ -186,7 +186,7 @@ fn draft_logits_are_those_of_the_head_put_together_from_transformers_classes() {
     for name in ["qwen3_5", "qwen3_5-tied"] {
         let model = open(&fixture(name));
         let (reference, drafts) =
-            (Reference::open(name), Reference::file(&format!("{name}/mtp.safetensors")));
+            (Reference::open(name), Reference::file(&format!("fixtures/{name}/mtp.safetensors")));
         let (next, hidden) = (drafts.ids("next_ids.a"), reference.floats("final_norm_f32.a"));
         let head = model.draft().unwrap();
         let mut state = head.state(&model);

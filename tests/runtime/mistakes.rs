@@ -78,7 +78,7 @@ fn the_plain_pass_is_that_of_transformers_and_the_runtime_agrees_with_it() {
     }
     for name in ["qwen3_5", "qwen3_5-tied"] {
         let plain = Plain::new(&Source::fixture(name));
-        let drafts = Reference::file(&format!("{name}/mtp.safetensors"));
+        let drafts = Reference::file(&format!("fixtures/{name}/mtp.safetensors"));
         let ids = Reference::open(name).ids("input_ids.a");
         let found = plain.draft(&drafts.ids("next_ids.a"), &plain.forward(&ids).hidden);
         let theirs = widen(&drafts.floats("logits_f32.a"));

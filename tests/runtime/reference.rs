@@ -10,7 +10,7 @@ pub struct Reference(Vec<u8>);
 
 impl Reference {
     pub fn open(name: &str) -> Self {
-        Self::file(&format!("{name}/reference.safetensors"))
+        Self::file(&format!("fixtures/{name}/reference.safetensors"))
     }
 
     pub fn file(path: &str) -> Self {

@@ -61,23 +61,26 @@ fn tile<V: Lanes, const R: usize, const N: usize>(
     out: &mut [f32],
     stride: usize,
 ) {
-    let place = |i: usize, j: usize| (r + i) * stride + at + j * LANES;
-    let lanes = |values: &[f32]| V::load(values.first_chunk().expect("sixteen values from here on"));
-    let mut sums: [[V; N]; R] = std::array::from_fn(|i| std::array::from_fn(|j| lanes(&out[place(i, j)..])));
-    let terms: [&[f32]; R] = std::array::from_fn(|i| &a.row(r + i)[..m]);
+    let mut sums = [[V::splat(0.0); N]; R];
+    for (i, sums) in sums.iter_mut().enumerate() {
+        let from = &out[(r + i) * stride + at..][..N * LANES];
+        for (sum, lanes) in sums.iter_mut().zip(from.as_chunks::<LANES>().0) {
+            *sum = V::load(lanes);
+        }
+    }
     for k in 0..m {
-        let from = &b.row(k)[at..];
-        let row: [V; N] = std::array::from_fn(|j| lanes(&from[j * LANES..]));
-        for (sums, terms) in sums.iter_mut().zip(terms) {
-            let term = V::splat(terms[k]);
+        let row = b.row(k)[at..][..N * LANES].as_chunks::<LANES>().0;
+        for (i, sums) in sums.iter_mut().enumerate() {
+            let term = V::splat(a.values[(r + i) * a.stride + k]);
             for (sum, value) in sums.iter_mut().zip(row) {
-                *sum = term.fma(value, *sum);
+                *sum = term.fma(V::load(value), *sum);
             }
         }
     }
     for (i, sums) in sums.iter().enumerate() {
-        for (j, sum) in sums.iter().enumerate() {
-            sum.store((&mut out[place(i, j)..][..LANES]).try_into().expect("sixteen values"));
+        let to = &mut out[(r + i) * stride + at..][..N * LANES];
+        for (sum, lanes) in sums.iter().zip(to.as_chunks_mut::<LANES>().0) {
+            sum.store(lanes);
         }
     }
 }

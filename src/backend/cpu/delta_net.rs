@@ -185,13 +185,10 @@ impl Kernel for Conv<'_> {
         for (t, out) in self.out.chunks_exact_mut(channels).enumerate() {
             for at in (0..channels).step_by(LANES) {
                 let len = LANES.min(channels - at);
-                let load = |from: &[f32]| match from[at..at + len].first_chunk() {
-                    Some(lanes) => V::load(lanes),
-                    None => V::load(&dot::padded(&from[at..at + len])),
-                };
                 let mut sum = V::splat(0.0);
                 for (j, taps) in self.taps.chunks_exact(channels).enumerate() {
-                    sum = load(taps).fma(load(&self.rows[(t + j) * channels..]), sum);
+                    let row = &self.rows[(t + j) * channels + at..][..len];
+                    sum = V::load_part(&taps[at..at + len]).fma(V::load_part(row), sum);
                 }
                 let mut lanes = [0.0; LANES];
                 silu(sum).store(&mut lanes);
@@ -250,8 +247,8 @@ impl Kernel for GatedNorm<'_> {
             for at in (0..width).step_by(LANES) {
                 let len = LANES.min(width - at);
                 let mut lanes = [0.0; LANES];
-                let gate = silu(V::load(&dot::padded(&z[at..at + len])));
-                V::load(&dot::padded(&normed[at..at + len])).mul(gate).store(&mut lanes);
+                let gate = silu(V::load_part(&z[at..at + len]));
+                V::load_part(&normed[at..at + len]).mul(gate).store(&mut lanes);
                 o[at..at + len].copy_from_slice(&lanes[..len]);
             }
         }

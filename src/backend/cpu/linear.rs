@@ -1,11 +1,20 @@
-//! The exact path: weights are decoded to f32, row by row, and multiplied as [`super::dot`] says.
+//! The exact path: f32 activations on weights decoded to f32, multiplied and added as [`super::dot`] says.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Cpu, Input, dot};
-use crate::backend::{Columns, LinearOp, Packed, Precision};
-use crate::numeric::lanes::{Kernel, Lanes, dispatch};
+use super::affine::AffineRows;
+use super::float::{Bf16, F16, F32, FloatRows};
+use super::mxfp::MxfpRows;
+use super::rows::{One, Room, Rows, Several};
+use super::{Cpu, Input};
+use crate::backend::{Columns, LinearOp, Packed, Precision, Stored};
+use crate::codec::CodecSpec;
+use crate::codec::affine::with_bits;
+use crate::codec::float::Storage;
+use crate::codec::mxfp::Mxfp;
+use crate::numeric::lanes::dispatch;
+use crate::tensor::Float;
 
 /// A weight in any codec.
 #[derive(Debug)]
@@ -18,6 +27,25 @@ impl Exact {
     /// Takes the weight.
     pub fn new(weight: Packed, cpu: Arc<Cpu>) -> Self {
         Self { weight, cpu }
+    }
+
+    fn multiply<R: Rows>(&self, weight: R, input: &Input<'_>, rows: Range<usize>, out: &Columns<'_>) {
+        assert!(rows.end <= self.weight.out_features, "rows of the weight");
+        assert_eq!(input.in_features(), self.weight.in_features, "columns of the weight");
+        if rows.is_empty() {
+            return;
+        }
+        let x = input.values();
+        if input.rows() == 1 {
+            // SAFETY: rows of the weight, and so columns of the output, are given to one call each.
+            let out = unsafe { out.row(0, rows.clone()) };
+            dispatch(self.cpu.isa, One { weight, x, rows, out });
+        } else {
+            let in_features = self.weight.in_features;
+            Room::lend(|room| {
+                dispatch(self.cpu.isa, Several { weight, x, in_features, rows, out, room });
+            });
+        }
     }
 }
 
@@ -39,32 +67,38 @@ impl LinearOp for Exact {
     }
 
     fn apply(&self, input: &Input<'_>, rows: Range<usize>, out: &Columns<'_>) {
-        let k = self.weight.in_features;
-        let mut decoded = vec![0.0; k];
-        let mut column = vec![0.0; input.rows()];
-        for n in rows {
-            self.weight.decode(n..n + 1, &mut decoded);
-            dispatch(self.cpu.isa, Row { x: input.values(), w: &decoded, out: &mut column });
-            for (t, value) in column.iter().enumerate() {
-                // SAFETY: rows of the weight, and so columns of the output, are given to one call each.
-                unsafe { out.row(t, n..n + 1)[0] = *value };
+        let Packed { codec, float, out_features: n, in_features: k, ref planes } = self.weight;
+        let plane = |p: usize| Stored::bytes(&planes[p]);
+        let mxfp = || [plane(0), plane(1)];
+        match codec {
+            CodecSpec::Affine { bits, group } => {
+                let (planes, group) = ([plane(0), plane(1), plane(2)], group.get() as usize);
+                with_bits!(bits.get(), BITS => {
+                    self.multiply(AffineRows::<BITS>::new(planes, float, n, k, group), input, rows, out);
+                });
+            }
+            CodecSpec::Mxfp4 => {
+                self.multiply(MxfpRows::<4>::new(Mxfp::Mxfp4, mxfp(), n, k), input, rows, out);
+            }
+            CodecSpec::Mxfp8 => {
+                self.multiply(MxfpRows::<8>::new(Mxfp::Mxfp8, mxfp(), n, k), input, rows, out);
+            }
+            CodecSpec::Nvfp4 => {
+                self.multiply(MxfpRows::<4>::new(Mxfp::Nvfp4, mxfp(), n, k), input, rows, out);
+            }
+            CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 => {
+                let storage = match codec {
+                    CodecSpec::Bf16 => Storage::Bf16,
+                    CodecSpec::F16 => Storage::F16,
+                    _ => Storage::Keep,
+                };
+                let values = plane(0);
+                match storage.float(float) {
+                    Float::Bf16 => self.multiply(FloatRows::<Bf16>::new(values, n, k), input, rows, out),
+                    Float::F16 => self.multiply(FloatRows::<F16>::new(values, n, k), input, rows, out),
+                    Float::F32 => self.multiply(FloatRows::<F32>::new(values, n, k), input, rows, out),
+                }
             }
         }
-    }
-}
-
-struct Row<'a> {
-    x: &'a [f32],
-    w: &'a [f32],
-    out: &'a mut [f32],
-}
-
-impl Kernel for Row<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<V: Lanes>(self) {
-        let k = self.w.len();
-        dot::products::<V>(self.x, k, self.out.len(), self.w, k, 1, k, self.out, 1);
     }
 }

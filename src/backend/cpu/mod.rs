@@ -1,15 +1,22 @@
 //! The CPU: one source for every instruction set, the same bits on each.
 
+mod affine;
 mod attention;
 mod combine;
 mod delta_net;
 pub mod dot;
+mod fast;
+mod float;
+mod int8;
 mod linear;
+mod mxfp;
 mod pointwise;
+mod quantized;
 mod rotary;
+mod rows;
 mod threads;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 pub use attention::{Heads, PAGE, Page};
 pub use delta_net::{CHUNK, DeltaInput, state_width};
@@ -18,6 +25,9 @@ pub use threads::Threads;
 
 use super::{Columns, LinearOp, Packed, Precision};
 use crate::isa::Isa;
+use crate::numeric::lanes::dispatch;
+
+use quantized::{Order, Quantize, Quantized, TileMut};
 
 /// Where and how to compute.
 #[derive(Debug)]
@@ -38,9 +48,29 @@ impl Cpu {
 
     /// A linear layer over the weight's bytes, which are neither copied nor decoded as a whole.
     ///
-    /// `exact` asks for the exact path whatever [`Cpu::precision`] says.
-    pub fn prepare(self: &Arc<Self>, weight: &Packed, _exact: bool) -> Box<dyn LinearOp> {
+    /// `exact` asks for the exact path whatever [`Cpu::precision`] says. A codec without a fast path (mxfp8, float
+    /// storage) has the exact one; [`LinearOp::precision`] tells.
+    pub fn prepare(self: &Arc<Self>, weight: &Packed, exact: bool) -> Box<dyn LinearOp> {
+        if !exact
+            && self.precision == Precision::Fast
+            && let Some(fast) = fast::Fast::new(weight, self)
+        {
+            return Box::new(fast);
+        }
         Box::new(linear::Exact::new(weight.clone(), self.clone()))
+    }
+
+    /// Rows that one thread takes at a time: a multiple of sixteen.
+    fn rows_of_a_part(&self, op: &dyn LinearOp, t_count: usize) -> usize {
+        /// Bytes of weights in a part: some microseconds of reading.
+        const PART: u64 = 32 << 10;
+        /// Rows over which gathering several rows of the input costs little.
+        const GATHERED: usize = 512;
+        let n = op.out_features();
+        let share = n.div_ceil(4 * self.threads.count()).next_multiple_of(16);
+        let row = (op.bytes() / n as u64).max(1);
+        let few = (PART / row).max(1) as usize;
+        few.max(GATHERED.min(8 * t_count)).next_multiple_of(16).min(share)
     }
 
     /// Several layers over one input; each `out` is [T, out_features].
@@ -48,8 +78,6 @@ impl Cpu {
     /// # Panics
     /// If an output's length is not that.
     pub fn linear(&self, input: &Input<'_>, work: &mut [(&dyn LinearOp, &mut [f32])]) {
-        /// Bytes of weights in a part: some microseconds of reading.
-        const PART: u64 = 32 << 10;
         let mut parts = Vec::new();
         let columns: Vec<(&dyn LinearOp, Columns<'_>)> = work
             .iter_mut()
@@ -62,9 +90,7 @@ impl Cpu {
             .collect();
         for (i, (op, _)) in columns.iter().enumerate() {
             let n = op.out_features();
-            let row = (op.bytes() / n as u64).max(1);
-            let most = n.div_ceil(4 * self.threads.count()).max(1);
-            let rows = ((PART / row).max(1) as usize).next_multiple_of(16).min(most.next_multiple_of(16));
+            let rows = self.rows_of_a_part(*op, input.rows());
             parts.extend((0..n.div_ceil(rows)).map(|p| (i, p * rows..n.min((p + 1) * rows))));
         }
         self.threads.run(parts.len(), &|p| {
@@ -80,6 +106,8 @@ impl Cpu {
 pub struct Input<'a> {
     values: &'a [f32],
     in_features: usize,
+    /// For each order of codes and group size that a layer has asked for.
+    quantized: [[OnceLock<Box<Quantized>>; 4]; 2],
 }
 
 impl<'a> Input<'a> {
@@ -89,7 +117,7 @@ impl<'a> Input<'a> {
     /// If `values` is not whole rows.
     pub fn new(values: &'a [f32], in_features: usize) -> Self {
         assert!(values.len().is_multiple_of(in_features), "{} values in rows of {in_features}", values.len());
-        Self { values, in_features }
+        Self { values, in_features, quantized: Default::default() }
     }
 
     /// T.
@@ -105,5 +133,39 @@ impl<'a> Input<'a> {
     /// The values.
     pub fn values(&self) -> &'a [f32] {
         self.values
+    }
+
+    /// The rows as 8-bit integers, computed when first asked for, by the team if there is one.
+    ///
+    /// Parts of a team's work may not ask the team.
+    fn quantized(&self, order: Order, group: usize, isa: Isa, team: Option<&Threads>) -> &Quantized {
+        let of_order = &self.quantized[usize::from(order == Order::Split)];
+        let index = match group {
+            16 => 0,
+            32 => 1,
+            64 => 2,
+            128 => 3,
+            _ => unreachable!("no codec has groups of {group}"),
+        };
+        of_order[index].get_or_init(|| {
+            let tall = if self.rows() < fast::TURN { 1 } else { int8::TALL };
+            let mut quantized = Box::new(Quantized::new(self.rows(), self.in_features, group, tall));
+            let tiles = quantized.tiles_mut();
+            let one = |(x, mut to): (&[f32], TileMut<'_>)| {
+                dispatch(isa, Quantize { x, in_features: self.in_features, order, to: &mut to });
+            };
+            let work = self.values.chunks(tall * self.in_features).zip(tiles);
+            match team {
+                Some(team) if self.rows() > 1 => {
+                    let work: Vec<_> = work.map(|part| Mutex::new(Some(part))).collect();
+                    team.run(work.len(), &|i| {
+                        let part = work[i].lock().unwrap_or_else(PoisonError::into_inner).take();
+                        one(part.expect("a part is done once"));
+                    });
+                }
+                _ => work.for_each(one),
+            }
+            quantized
+        })
     }
 }

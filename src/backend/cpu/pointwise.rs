@@ -4,8 +4,6 @@ use super::Cpu;
 use crate::numeric::lanes::{Kernel, LANES, Lanes, dispatch};
 use crate::numeric::math::{sigmoid, silu};
 
-use super::dot::padded;
-
 /// Values below which one thread is faster than two.
 const SMALL: usize = 1 << 14;
 
@@ -101,7 +99,7 @@ pub(super) fn squares<V: Lanes>(x: &[f32]) -> f32 {
         sum = x.fma(x, sum);
     }
     if !rest.is_empty() {
-        let x = V::load(&padded(rest));
+        let x = V::load_part(rest);
         sum = x.fma(x, sum);
     }
     sum.sum()
@@ -110,8 +108,14 @@ pub(super) fn squares<V: Lanes>(x: &[f32]) -> f32 {
 /// out[i] = x[i] · scale · gain[i]
 #[inline(always)]
 pub(super) fn scaled<V: Lanes>(x: &[f32], scale: f32, gain: &[f32], out: &mut [f32]) {
-    let _ = V::splat(scale);
-    for ((x, gain), out) in x.iter().zip(gain).zip(out) {
+    let (lanes, rest) = x.as_chunks::<LANES>();
+    let (gains, gain_rest) = gain.as_chunks::<LANES>();
+    let (outs, out_rest) = out.as_chunks_mut::<LANES>();
+    let scales = V::splat(scale);
+    for ((x, gain), out) in lanes.iter().zip(gains).zip(outs) {
+        V::load(x).mul(scales).mul(V::load(gain)).store(out);
+    }
+    for ((x, gain), out) in rest.iter().zip(gain_rest).zip(out_rest) {
         *out = x * scale * gain;
     }
 }
@@ -120,6 +124,17 @@ pub(super) fn scaled<V: Lanes>(x: &[f32], scale: f32, gain: &[f32], out: &mut [f
 enum Function {
     SiluOfValue,
     SigmoidOfOther,
+}
+
+impl Function {
+    // Not a closure: one that is not inlined would be compiled for the baseline.
+    #[inline(always)]
+    fn of<V: Lanes>(self, value: V, by: V) -> V {
+        match self {
+            Function::SiluOfValue => silu(value).mul(by),
+            Function::SigmoidOfOther => value.mul(sigmoid(by)),
+        }
+    }
 }
 
 struct Product<'a> {
@@ -133,18 +148,14 @@ impl Kernel for Product<'_> {
 
     #[inline(always)]
     fn run<V: Lanes>(self) {
-        let of = |value: V, by: V| match self.function {
-            Function::SiluOfValue => silu(value).mul(by),
-            Function::SigmoidOfOther => value.mul(sigmoid(by)),
-        };
         let (lanes, rest) = self.values.as_chunks_mut::<LANES>();
         let (by, by_rest) = self.by.as_chunks::<LANES>();
         for (value, by) in lanes.iter_mut().zip(by) {
-            of(V::load(value), V::load(by)).store(value);
+            self.function.of(V::load(value), V::load(by)).store(value);
         }
         if !rest.is_empty() {
             let mut out = [0.0; LANES];
-            of(V::load(&padded(rest)), V::load(&padded(by_rest))).store(&mut out);
+            self.function.of(V::load_part(rest), V::load_part(by_rest)).store(&mut out);
             rest.copy_from_slice(&out[..rest.len()]);
         }
     }

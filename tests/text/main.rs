@@ -1,0 +1,4 @@
+//! Text against the programs that define it: `tokenizers` of Python, Jinja2 as `transformers` sets it up.
+
+mod templates;
+mod tokenizers;
