@@ -38,6 +38,8 @@ pub static QWEN3_5_MOE: Qwen35 =
 
 /// What readers assume when `partial_rotary_factor` is absent.
 const ROTARY_PART: f64 = 0.25;
+/// Most values of a recurrent state, 256 MiB. The 27B has 3 MiB in a layer.
+const LARGEST_STATE: u64 = 1 << 26;
 /// What readers assume when `mtp_num_hidden_layers` is absent.
 const DEFAULT_DRAFT_LAYERS: u64 = 1;
 
@@ -444,11 +446,28 @@ impl Arch for Qwen35 {
             let needed = format!("it must divide num_attention_heads = {}", d.q_heads);
             p.push(keys.bad("num_key_value_heads", &found, &needed));
         }
+        // Sizes that fit small tensors may call for a state of any size.
+        let state = d.value_heads.saturating_mul(d.key_dim).saturating_mul(d.value_dim);
+        if state > LARGEST_STATE {
+            let found = d.key_dim.into();
+            let needed = format!(
+                "with {} value heads of {} the state of a layer must not have more than {LARGEST_STATE} values",
+                d.value_heads, d.value_dim
+            );
+            p.push(keys.bad("linear_key_head_dim", &found, &needed));
+        }
         let kind = |i| match d.full_attention(i) {
             true => MixerKind::Attention { window: None },
             false => MixerKind::DeltaNet,
         };
-        let media = ["image_token_id", "video_token_id"].into_iter();
+        let mut media_tokens = Vec::new();
+        for key in ["image_token_id", "video_token_id"] {
+            let Some(value) = config.flat().get(key) else { continue };
+            match value.as_u64().and_then(|id| u32::try_from(id).ok()) {
+                Some(id) => media_tokens.push(id),
+                None => p.push(config.flat().bad(key, value, "a token id is needed")),
+            }
+        }
         let config = DecoderConfig {
             root: "language_model.model",
             head: (!model.tied).then_some("language_model.lm_head"),
@@ -485,10 +504,7 @@ impl Arch for Qwen35 {
                 },
             },
             draft_layers: draft_layers(keys, p) as usize,
-            media_tokens: media
-                .filter_map(|key| config.root().get(key)?.as_u64())
-                .filter_map(|id| u32::try_from(id).ok())
-                .collect(),
+            media_tokens,
         };
         Problems::none_or(problems, config)
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use super::provenance::{Provenance, VERSION};
 use super::{MACHINE, PROVENANCE};
@@ -84,7 +84,11 @@ impl Artifact {
             Some(found) => return Err(ArtifactError::Version { path, found }),
             None => return Err(bad("it has no `version`".to_owned())),
         }
-        let provenance = serde_json::from_value(value).map_err(|e| bad(e.to_string()))?;
+        let provenance: Provenance = serde_json::from_value(value).map_err(|e| bad(e.to_string()))?;
+        let inside = |name: &String| Path::new(name).components().all(|c| matches!(c, Component::Normal(_)));
+        if let Some(name) = provenance.files.keys().find(|name| name.is_empty() || !inside(name)) {
+            return Err(bad(format!("`files` names `{name}`, which is not a path below the artifact")));
+        }
         Ok(Self { dir: dir.to_owned(), provenance, digest: Digest::of(&bytes) })
     }
 

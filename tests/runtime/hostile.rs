@@ -13,6 +13,7 @@ use crate::common::{
     AFFINE_4_32, Model as Source, Tensor, copy_folder, default_codec, flip_byte, read_json, read_safetensors,
     recipe, temp, write_json, write_safetensors,
 };
+use crate::random::{Hybrid, Sizes};
 use crate::tqc;
 
 /// All that a user does with a folder, on one thread.
@@ -229,6 +230,8 @@ fn config_values_that_are_unknown_or_contradict_each_other_are_refused_by_name()
         ("qwen3_5", "/text_config/partial_rotary_factor", json!(0.5), "partial_rotary_factor"),
         ("qwen3_5", "/text_config/rope_parameters/rope_type", json!("yarn"), "yarn"),
         ("qwen3_5", "/vision_config/depth", json!(-1), "depth"),
+        ("qwen3_5", "/image_token_id", json!("<image>"), "image_token_id"),
+        ("qwen3_5", "/video_token_id", json!(u64::MAX), "video_token_id"),
         ("qwen3_5_moe", "/text_config/num_experts", json!(5), "experts"),
         ("qwen3_5_moe", "/text_config/num_experts_per_tok", json!(5), "num_experts_per_tok"),
         ("qwen3_5_moe", "/text_config/num_experts_per_tok", json!(0), "num_experts_per_tok"),
@@ -582,6 +585,16 @@ fn one_changed_byte_of_any_file_of_an_artifact_is_found_and_the_file_is_named() 
             fs::write(&path, bytes).unwrap();
         }
         record.check_files().unwrap();
+        // A record may not send its reader elsewhere.
+        for name in ["../recipe.toml", "/etc/hostname", "", ".", "mtp/../../x"] {
+            let mut changed = read_json(&out.join("provenance.json"));
+            let digest = changed["files"]["config.json"].clone();
+            changed["files"].as_object_mut().unwrap().insert(name.to_owned(), digest);
+            let elsewhere = temp();
+            write_json(&elsewhere.path().join("provenance.json"), &changed);
+            let error = Artifact::open(elsewhere.path()).unwrap_err();
+            check(name, &error, Exit::Input, &[&format!("`{name}`"), "provenance.json"]);
+        }
     }
 }
 
@@ -623,6 +636,16 @@ fn a_weight_that_is_not_a_number_is_found_and_named() {
             }
         }
     }
+}
+
+#[test]
+fn small_tensors_that_call_for_a_huge_state_are_refused() {
+    // 3 MB of weights, 1 GiB of state in each layer.
+    let wide = Sizes::wide("qwen3_5");
+    let hybrid =
+        Hybrid { key_heads: 1, share: 1, key_dim: 1 << 14, value_dim: 1 << 14, ..wide.hybrid.clone() };
+    let sizes = Sizes { hidden: 16, hybrid, ..wide };
+    refused_model("huge state", &sizes.model(), &["linear_key_head_dim", "16384", "67108864"]);
 }
 
 #[test]

@@ -105,7 +105,7 @@ def variant(fixture, changes):
         )
         assert all("visual" in key for key in info["missing_keys"]), info
         assert all(key.startswith("mtp.") for key in info["unexpected_keys"]), info
-    reference = load_file(HERE.parent / fixture / "reference.safetensors")
+    reference = load_file(HERE.parent / "fixtures" / fixture / "reference.safetensors")
     ids = torch.cat([reference["input_ids.a"], reference["input_ids.b"]])[:TOKENS]
     logits = model.eval()(ids[None]).logits[0, -ROWS:].float()
     return {"input_ids": ids, "logits_f32": logits.contiguous(), **added}
