@@ -14,6 +14,7 @@ use super::model::{DraftArgs, ModelArgs, SamplingArgs, say_precisions};
 use super::{CliError, Common, print};
 use crate::failure::{Exit, Outcome};
 use crate::generate::{Continuation, Finish, Request, Session};
+use crate::process::PeakMemory;
 use crate::runtime::RuntimeError;
 use crate::sample::Sampler;
 use crate::text::{
@@ -111,7 +112,7 @@ impl GenerateArgs {
                 "prompt_tokens": prompt, "tokens": continuation.tokens, "text": text,
                 "finish_reason": finish, "end_token": continuation.end,
                 "drafting": (self.draft.tokens() > 0).then_some(continuation.drafting),
-                "timings": timings(&continuation),
+                "timings": timings(&continuation), "memory": memory(&session),
             }))?;
         } else {
             match tokenizer {
@@ -222,6 +223,13 @@ fn continue_with(
         }
     };
     Ok(Answer { text, finish, continuation })
+}
+
+/// Memory of the process now, and the caches in it.
+fn memory(session: &Session<'_>) -> Value {
+    let mut peak = PeakMemory::default();
+    peak.sample();
+    json!({ "peak_resident": peak.resident, "anonymous": peak.anonymous, "caches": session.bytes() })
 }
 
 fn per_second(count: usize, time: Duration) -> f64 {

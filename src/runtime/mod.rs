@@ -22,6 +22,7 @@ pub use stream::Stream;
 pub use weights::Weights;
 
 use crate::arch::DecoderConfig;
+use crate::arch::decoder::MlpConfig;
 use crate::backend::cpu::{Cpu, Input, Rotation};
 use crate::backend::{LinearOp, Packed, Precision};
 use crate::failure::{Exit, Failure, Outcome};
@@ -158,8 +159,25 @@ impl Ends {
     }
 }
 
-/// The most rows that go through the layers together: bounds activations, and is wide enough for the kernels.
+/// The most rows that go through the layers together: wide enough for the kernels.
 const ROWS: usize = 512;
+
+/// Bytes of activations that a pass of a model in memory may hold.
+const ACTIVATIONS: usize = 32 << 20;
+
+/// Rows that go through a model's layers together: as many as [`ACTIVATIONS`] allows, from 16 to [`ROWS`].
+fn rows_of_pass(config: &DecoderConfig) -> usize {
+    let attention = &config.attention;
+    let queries = (if attention.gated { 4 } else { 2 }) * attention.q_heads * attention.head_dim;
+    let delta = config.delta_net.map_or(0, |c| 3 * state::channels(&c) + 3 * c.value_heads * c.value_dim);
+    let mlp = match config.mlp {
+        MlpConfig::Dense { intermediate } => 2 * intermediate,
+        MlpConfig::Experts { chosen, shared, .. } => chosen * config.hidden + 2 * shared,
+    };
+    // The residual stream, its norm, what the layer gives, and the widest part of the layer.
+    let values = 3 * config.hidden + queries.max(delta).max(mlp);
+    (ACTIVATIONS / (4 * values)).clamp(16, ROWS)
+}
 
 impl Model {
     /// Makes every layer ready. Weights stay where they are, mapped.
@@ -263,8 +281,9 @@ impl Model {
         check_tokens(self.config(), tokens)?;
         check_context(self.config(), state.tokens + tokens.len())?;
         let mut pass = Pass::default();
-        let passes = tokens.len().div_ceil(ROWS);
-        for (i, part) in tokens.chunks(ROWS).enumerate() {
+        let rows = rows_of_pass(self.config());
+        let passes = tokens.len().div_ceil(rows);
+        for (i, part) in tokens.chunks(rows).enumerate() {
             let x = self.hidden(state, part, observer);
             let last = x.len() - self.config().hidden;
             let from = match want {

@@ -45,8 +45,11 @@ pub struct Heads<'a> {
     pub pages: &'a [Page],
 }
 
-/// Queries computed together: enough to use a loaded key several times.
+/// The most tokens whose queries are computed together: enough to use a loaded key several times.
 const TOGETHER: usize = 8;
+
+/// Scores that a part may hold, unless one token has more.
+const SCORES: usize = 1 << 19;
 
 impl Cpu {
     /// out[t, h · Dh + d] for all queries.
@@ -54,11 +57,15 @@ impl Cpu {
         let width = heads.q_heads * heads.head_dim;
         let tokens = heads.queries.len() / width;
         let columns = Columns::new(out, width);
-        let groups = tokens.div_ceil(TOGETHER);
+        let seen =
+            (heads.position + tokens).min(heads.window.unwrap_or(usize::MAX).saturating_add(TOGETHER + PAGE));
+        let scores = heads.q_heads / heads.kv_heads * seen;
+        let together = (SCORES / scores).clamp(1, TOGETHER);
+        let groups = tokens.div_ceil(together);
         self.threads.run(groups * heads.kv_heads, &|part| {
             // The last tokens have the most to do, so they go first.
             let (t, g) = (groups - 1 - part / heads.kv_heads, part % heads.kv_heads);
-            let tokens = t * TOGETHER..tokens.min((t + 1) * TOGETHER);
+            let tokens = t * together..tokens.min((t + 1) * together);
             dispatch(self.isa, Group { heads, tokens, g, out: &columns });
         });
     }
