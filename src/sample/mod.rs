@@ -733,7 +733,7 @@ mod tests {
             (Sampling { min_p: f64::NAN, ..good }, "min-p"),
             (Sampling { repetition_penalty: 0.0, ..good }, "repetition-penalty"),
         ] {
-            let error = Sampler::new(options).err().expect("it is out of range");
+            let error = Sampler::new(options).expect_err("it is out of range");
             assert!(error.to_string().starts_with(&format!("`{name}` is ")), "{error}");
             assert_eq!(error.exit(), Exit::Request);
         }

@@ -1,6 +1,8 @@
 //! What can be wrong with a model's text files, or with a request that uses them.
 
+use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::checkpoint::CheckpointError;
 use crate::failure::{Exit, Failure};
@@ -71,6 +73,15 @@ pub enum TextError {
     #[error("`{file}`: the chat template does not end: {spent} steps were not enough for this conversation")]
     TemplateEndless { file: PathBuf, spent: u64 },
 
+    #[error("`{file}`: the chat template is not done with this conversation after {} s", .limit.as_secs())]
+    TemplateSlow { file: PathBuf, limit: Duration },
+
+    #[error("`{file}`: the chat template has {found} bytes, more than the {limit} that one may have")]
+    TemplateSize { file: PathBuf, found: usize, limit: usize },
+
+    #[error("no thread could be started for the chat template: {source}")]
+    Thread { source: io::Error },
+
     #[error("message {message} has a part of type `{kind}`: {medium} input is not supported by this runtime")]
     Media { message: usize, kind: String, medium: &'static str },
 
@@ -93,6 +104,7 @@ impl Failure for TextError {
         use TextError::*;
         match self {
             File(error) => error.exit(),
+            Thread { .. } => Exit::Machine,
             LongBlank { .. }
             | TemplateRaised { .. }
             | TemplateFailed { .. }
@@ -132,12 +144,13 @@ impl Failure for TextError {
                 "fetch `chat_template.jinja` or `tokenizer_config.json` of an instruct model, or give a plain prompt"
                     .into()
             }
-            TemplateSyntax { .. } => again.into(),
+            TemplateSyntax { .. } | TemplateSize { .. } => again.into(),
+            Thread { .. } => "free some memory, or raise the limit on threads (`ulimit -u`)".into(),
             TemplateRaised { .. } => "change the messages as it says".into(),
             TemplateFailed { .. } => {
                 "check that each message has the role and the content that this template reads".into()
             }
-            TemplateUnsupported { .. } | TemplateEndless { .. } => {
+            TemplateUnsupported { .. } | TemplateEndless { .. } | TemplateSlow { .. } => {
                 "render the conversation with another program and give the text as a plain prompt".into()
             }
             Media { .. } => "send text parts only".into(),

@@ -28,12 +28,12 @@ impl EndTokens {
         let mut found = Self::default();
         const KEY: &str = "eos_token_id";
         if let Some(document) = Document::read(dir, "generation_config.json")? {
-            found.ids(&document, KEY, document.get(KEY), vocabulary)?;
+            found.take(&document, KEY, document.get(KEY), vocabulary)?;
         }
         if let Some(document) = Document::read(dir, "config.json")? {
-            found.ids(&document, KEY, document.get(KEY), vocabulary)?;
+            found.take(&document, KEY, document.get(KEY), vocabulary)?;
             let text = document.section("text_config").and_then(|text| text.get(KEY));
-            found.ids(&document, "text_config.eos_token_id", text, vocabulary)?;
+            found.take(&document, "text_config.eos_token_id", text, vocabulary)?;
         }
         if let Some(document) = Document::read(dir, "tokenizer_config.json")? {
             const KEY: &str = "eos_token";
@@ -55,7 +55,7 @@ impl EndTokens {
         Ok(found)
     }
 
-    fn ids(
+    fn take(
         &mut self,
         document: &Document,
         key: &str,

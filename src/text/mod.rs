@@ -19,3 +19,10 @@ pub use moment::Moment;
 pub use stream::{StopMatcher, Streamer};
 pub use template::{ChatTemplate, Conversation, Json};
 pub use tokenizer::{BLANK_LIMIT, Tokenizer};
+
+/// The message of a panic, for crates that have some which bad input can reach.
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text =
+        panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    format!("the library that reads it gave up: {}", text.unwrap_or("no reason given"))
+}

@@ -7,8 +7,10 @@
 //! tokenizer_config.json as variables. Keys of messages that are null are left out.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+use std::{fmt, io, thread};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
@@ -18,15 +20,25 @@ use serde::Deserialize;
 use super::files::{Document, read_text};
 use super::{Moment, TextError, python};
 
-/// Steps that any conversation may cost, and more for each message and each byte.
+/// Steps that any conversation may cost, and more for each value in it and each byte of text.
 ///
 /// A step is an instruction or 64 bytes of text, so this bounds both time and memory. The templates in
-/// `goldens/templates` cost 20 to 400 steps a message.
-const STEPS: u64 = 500_000;
-const STEPS_A_MESSAGE: u64 = 5_000;
-const STEPS_A_BYTE: u64 = 4;
-/// Nesting of blocks and macro calls; a level takes some kilobytes of stack.
+/// `goldens/templates` cost 10 to 130 steps a value.
+const STEPS: u64 = 100_000;
+const STEPS_A_VALUE: u64 = 500;
+const BYTES_A_STEP: u64 = 4;
+const STEPS_LIMIT: u64 = 2_000_000;
+/// Nesting of blocks and macro calls.
 const NESTING: usize = 120;
+/// The largest template; some ten times the largest in use.
+const SOURCE_LIMIT: usize = 256 << 10;
+/// What one step, or one byte of a template, can add to the stack: a list around a list, a sign before a sign. The
+/// engine walks such values and programs by recursion; 700 bytes a level were measured. Pages never touched cost
+/// nothing.
+const STACK_A_LEVEL: usize = 2 << 10;
+const STACK_LEAST: usize = 2 << 20;
+/// Comparing values that hold each other many times over takes no steps and may take for ever.
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Special tokens that templates see as variables, by their keys in tokenizer_config.json.
 const SPECIAL: [&str; 7] =
@@ -58,18 +70,17 @@ impl Json {
         self.0.get_attr(key).ok()?.as_str().map(str::to_owned)
     }
 
-    /// Bytes of text inside, and one for each value.
-    fn weight(&self) -> u64 {
+    /// Steps that a template may take for this value.
+    fn steps(&self) -> u64 {
         fn of(value: &Value) -> u64 {
+            let items = || value.try_iter().into_iter().flatten();
             let inner = match value.kind() {
-                ValueKind::String => value.as_str().map_or(0, str::len) as u64,
-                ValueKind::Seq => value.try_iter().map_or(0, |items| items.map(|item| of(&item)).sum()),
-                ValueKind::Map => value.try_iter().map_or(0, |keys| {
-                    keys.map(|key| of(&key) + value.get_item(&key).map_or(0, |item| of(&item))).sum()
-                }),
-                _ => 8,
+                ValueKind::String => value.as_str().map_or(0, str::len) as u64 / BYTES_A_STEP,
+                ValueKind::Seq => items().map(|item| of(&item)).sum(),
+                ValueKind::Map => items().map(|key| value.get_item(&key).map_or(0, |item| of(&item))).sum(),
+                _ => 0,
             };
-            inner + 1
+            inner + STEPS_A_VALUE
         }
         of(&self.0)
     }
@@ -190,9 +201,8 @@ impl Conversation {
     }
 
     fn steps(&self) -> u64 {
-        let bytes: u64 =
-            self.messages.iter().chain(&self.tools).chain(self.variables.values()).map(Json::weight).sum();
-        STEPS + STEPS_A_MESSAGE * self.messages.len() as u64 + STEPS_A_BYTE * bytes
+        let values = self.messages.iter().chain(&self.tools).chain(self.variables.values());
+        (STEPS + values.map(Json::steps).sum::<u64>()).min(STEPS_LIMIT)
     }
 }
 
@@ -214,6 +224,7 @@ pub struct ChatTemplate {
     file: PathBuf,
     special: BTreeMap<String, String>,
     has_tool_use: bool,
+    deadline: Duration,
 }
 
 impl fmt::Debug for ChatTemplate {
@@ -318,21 +329,39 @@ impl ChatTemplate {
             Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
         });
         environment.remove_global("debug");
-        let mut template = Self { environment, file: file.to_path_buf(), special, has_tool_use: false };
+        let mut template =
+            Self { environment, file: file.to_path_buf(), special, has_tool_use: false, deadline: DEADLINE };
         template.add(DEFAULT, source)?;
         Ok(template)
     }
 
     fn add(&mut self, name: &'static str, source: &str) -> Result<(), TextError> {
-        self.environment.add_template_owned(name, plain_source(source)).map_err(|error| {
-            TextError::TemplateSyntax {
-                file: self.file.clone(),
-                line: error.line().unwrap_or(0),
-                problem: error.detail().map_or_else(|| error.kind().to_string(), str::to_owned),
+        let file = self.file.clone();
+        if source.len() > SOURCE_LIMIT {
+            return Err(TextError::TemplateSize { file, found: source.len(), limit: SOURCE_LIMIT });
+        }
+        let source = plain_source(source);
+        let levels = source.len();
+        let mut environment = self.environment.clone();
+        let compile = move || environment.add_template_owned(name, source).map(|()| environment);
+        let syntax = |line: usize, problem: String| TextError::TemplateSyntax { file, line, problem };
+        match on_own_stack(levels, self.deadline, compile) {
+            Ok(Ok(environment)) => self.environment = environment,
+            Ok(Err(error)) => {
+                let problem = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
+                return Err(syntax(error.line().unwrap_or(0), problem));
             }
-        })?;
+            Err(Lost::Late) => return Err(syntax(1, "this takes too long".to_owned())),
+            Err(Lost::Panic(problem)) => return Err(syntax(1, problem)),
+            Err(Lost::Machine(source)) => return Err(TextError::Thread { source }),
+        }
         self.has_tool_use |= name == TOOL_USE;
         Ok(())
+    }
+
+    /// Changes how long a conversation may take; 30 s at first, thousands of times what any should.
+    pub fn set_deadline(&mut self, deadline: Duration) {
+        self.deadline = deadline;
     }
 
     /// The file that the template came from.
@@ -374,36 +403,85 @@ impl ChatTemplate {
             })
         });
         let name = if self.has_tool_use && !conversation.tools.is_empty() { TOOL_USE } else { DEFAULT };
-        let template = environment.get_template(name).expect("`open` has added it");
-        template.render(Value::from(context)).map_err(|error| self.failure(&error, steps))
-    }
-
-    fn failure(&self, error: &Error, steps: u64) -> TextError {
-        let mut causes: Vec<&(dyn std::error::Error + 'static)> = vec![error];
-        while let Some(source) = causes[causes.len() - 1].source() {
-            causes.push(source);
-        }
-        if let Some(Raised(message)) = causes.iter().find_map(|cause| cause.downcast_ref::<Raised>()) {
-            return TextError::TemplateRaised { message: message.clone() };
-        }
-        // The innermost error says what happened; those around it, in which macro.
-        let innermost = causes.iter().rev().find_map(|cause| cause.downcast_ref::<Error>()).unwrap_or(error);
         let file = self.file.clone();
-        let line = innermost.line().or(error.line()).unwrap_or(0);
-        let problem = match innermost.detail() {
-            Some(detail) => format!("{}: {detail}", innermost.kind()),
-            None => innermost.kind().to_string(),
+        // The engine's error may hold values, which are as deep as any; it must not leave this stack.
+        let run = move || {
+            let template = environment.get_template(name).expect("`open` has added it");
+            template.render(Value::from(context)).map_err(|error| failure(file, &error, steps))
         };
-        match innermost.kind() {
-            ErrorKind::OutOfFuel => TextError::TemplateEndless { file, spent: steps },
-            ErrorKind::UnknownFilter
-            | ErrorKind::UnknownTest
-            | ErrorKind::UnknownFunction
-            | ErrorKind::UnknownMethod
-            | ErrorKind::TemplateNotFound
-            | ErrorKind::BadInclude => TextError::TemplateUnsupported { file, line, problem },
-            _ => TextError::TemplateFailed { file, line, problem },
+        let levels = usize::try_from(steps).expect("the limit fits");
+        match on_own_stack(levels, self.deadline, run) {
+            Ok(rendered) => rendered,
+            Err(Lost::Late) => Err(TextError::TemplateSlow { file: self.file.clone(), limit: self.deadline }),
+            Err(Lost::Panic(problem)) => {
+                Err(TextError::TemplateFailed { file: self.file.clone(), line: 0, problem })
+            }
+            Err(Lost::Machine(source)) => Err(TextError::Thread { source }),
         }
+    }
+}
+
+/// What an error of the engine means.
+fn failure(file: PathBuf, error: &Error, steps: u64) -> TextError {
+    let mut causes: Vec<&(dyn std::error::Error + 'static)> = vec![error];
+    while let Some(source) = causes[causes.len() - 1].source() {
+        causes.push(source);
+    }
+    if let Some(Raised(message)) = causes.iter().find_map(|cause| cause.downcast_ref::<Raised>()) {
+        return TextError::TemplateRaised { message: message.clone() };
+    }
+    // The innermost error says what happened; those around it, in which macro.
+    let innermost = causes.iter().rev().find_map(|cause| cause.downcast_ref::<Error>()).unwrap_or(error);
+    let line = innermost.line().or(error.line()).unwrap_or(0);
+    let problem = match innermost.detail() {
+        Some(detail) => format!("{}: {detail}", innermost.kind()),
+        None => innermost.kind().to_string(),
+    };
+    match innermost.kind() {
+        ErrorKind::OutOfFuel => TextError::TemplateEndless { file, spent: steps },
+        ErrorKind::UnknownFilter
+        | ErrorKind::UnknownTest
+        | ErrorKind::UnknownFunction
+        | ErrorKind::UnknownMethod
+        | ErrorKind::TemplateNotFound
+        | ErrorKind::BadInclude => TextError::TemplateUnsupported { file, line, problem },
+        _ => TextError::TemplateFailed { file, line, problem },
+    }
+}
+
+/// Why work on another stack gave nothing.
+enum Lost {
+    /// It takes longer than allowed.
+    Late,
+    /// The engine has a mistake.
+    Panic(String),
+    /// There is no thread or no room for its stack.
+    Machine(io::Error),
+}
+
+/// Runs `work` on a stack that has room for values or programs of so many levels.
+///
+/// Work that is late is left behind: nothing can stop it, and it ends with the process.
+fn on_own_stack<T: Send + 'static>(
+    levels: usize,
+    deadline: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Lost> {
+    let (done, wait) = mpsc::sync_channel(1);
+    let stack = STACK_LEAST + levels * STACK_A_LEVEL;
+    let thread = thread::Builder::new().name("template".to_owned()).stack_size(stack);
+    let run = move || {
+        // Nobody waits any more if it is late.
+        let _ = done.send(work());
+    };
+    let handle = thread.spawn(run).map_err(Lost::Machine)?;
+    match wait.recv_timeout(deadline) {
+        Ok(value) => Ok(value),
+        Err(RecvTimeoutError::Timeout) => Err(Lost::Late),
+        Err(RecvTimeoutError::Disconnected) => Err(Lost::Panic(match handle.join() {
+            Err(panic) => super::panic_text(panic.as_ref()),
+            Ok(()) => unreachable!("it sends before it ends"),
+        })),
     }
 }
 

@@ -51,8 +51,12 @@ struct DeclaredToken {
 
 #[derive(Deserialize, Default)]
 struct DeclaredModel {
+    #[serde(default, rename = "type")]
+    kind: Option<Value>,
     #[serde(default)]
     dropout: Option<Value>,
+    #[serde(default)]
+    continuing_subword_prefix: Option<Value>,
 }
 
 impl Tokenizer {
@@ -65,13 +69,25 @@ impl Tokenizer {
         let Some((file, bytes)) = read(dir, "tokenizer.json")? else {
             return Err(TextError::NoTokenizer { dir: dir.to_path_buf() });
         };
-        let mut inner = parse(&file, &bytes)?;
+        // First, because of JSON that breaks off the crate gives panics, not errors.
         let declared: Declared = serde_json::from_slice(&bytes)
             .map_err(|error| TextError::Tokenizer { file: file.clone(), problem: error.to_string() })?;
-        if declared.model.dropout.is_some_and(|dropout| dropout.as_f64() != Some(0.0)) {
-            let why = "the same text would give other tokens each time";
-            return Err(TextError::Unsupported { file, part: "dropout".to_owned(), why });
+        let unsupported = |part: &str, why: &'static str| {
+            Err(TextError::Unsupported { file: file.clone(), part: part.to_owned(), why })
+        };
+        let model = &declared.model;
+        if model.dropout.as_ref().is_some_and(|dropout| dropout.as_f64() != Some(0.0)) {
+            return unsupported("dropout", "the same text would give other tokens each time");
         }
+        // The crate cuts the prefix off every second half of a merge without a look whether it is there.
+        let prefix = model.continuing_subword_prefix.as_ref().and_then(Value::as_str).unwrap_or("");
+        if !prefix.is_empty() && model.kind.as_ref().is_none_or(|kind| kind != "WordPiece") {
+            return unsupported(
+                "`continuing_subword_prefix`",
+                "no language model that this runtime knows uses it",
+            );
+        }
+        let mut inner = parse(&file, &bytes)?;
         inner
             .with_truncation(None)
             .map_err(|error| TextError::Tokenizer { file: file.clone(), problem: error.to_string() })?;
@@ -152,14 +168,7 @@ fn parse(file: &Path, bytes: &[u8]) -> Result<tokenizers::Tokenizer, TextError> 
 
 /// Runs code of the `tokenizers` crate: it has panics that a damaged tokenizer.json can reach.
 fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
-        let text = panic
-            .downcast_ref::<String>()
-            .map(String::as_str)
-            .or_else(|| panic.downcast_ref::<&str>().copied())
-            .unwrap_or("no reason given");
-        format!("the `tokenizers` crate gave up: {text}")
-    })
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| super::panic_text(panic.as_ref()))
 }
 
 /// Whether each token has the id that its file says: the crate numbers added tokens itself.
