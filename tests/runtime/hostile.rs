@@ -105,7 +105,8 @@ fn every_tensor_must_have_the_shape_and_a_dtype_that_can_be_computed_with() {
     for name in fixtures() {
         let source = Source::fixture(&name);
         for tensor in tensors(&source) {
-            let changes: [(&str, fn(&mut Tensor)); 4] = [
+            type Change = fn(&mut Tensor);
+            let changes: [(&str, Change); 4] = [
                 ("a row more", |tensor| {
                     let row = tensor.bytes.len() / tensor.shape[0] as usize;
                     tensor.shape[0] += 1;
@@ -220,7 +221,8 @@ fn config_values_that_are_unknown_or_contradict_each_other_are_refused_by_name()
         ("qwen3_5", "/text_config/linear_num_value_heads", json!(3), "linear_num_value_heads"),
         ("qwen3_5", "/text_config/linear_num_key_heads", json!(null), "linear_num_key_heads"),
         ("qwen3_5", "/text_config/linear_conv_kernel_dim", json!(3), "conv1d"),
-        ("qwen3_5", "/text_config/linear_key_head_dim", json!(1u64 << 21), "in_proj_qkv"),
+        ("qwen3_5", "/text_config/linear_key_head_dim", json!(48), "in_proj_qkv"),
+        ("qwen3_5", "/text_config/linear_key_head_dim", json!(1u64 << 21), "linear_key_head_dim"),
         ("qwen3_5", "/text_config/num_key_value_heads", json!(3), "num_key_value_heads"),
         ("qwen3_5", "/text_config/attention_bias", json!(true), "attention_bias"),
         ("qwen3_5", "/text_config/attn_output_gate", json!(false), "attn_output_gate"),
@@ -373,7 +375,7 @@ fn packed_models_with_a_plane_missing_or_misshapen_are_refused() {
                 });
             }
         }
-        run(&out, &[1, 2, 3]).ok().expect("the artifact is whole again");
+        run(&out, &[1, 2, 3]).unwrap_or_else(|e| panic!("the artifact is whole again: {e}"));
     }
 }
 
@@ -432,7 +434,7 @@ fn packings_that_are_not_ours_or_not_the_weights_own_are_refused() {
     let mut config = good;
     put(&mut config, &format!("/quantization/{MODULE}"), json!(true));
     write_json(&path, &config);
-    run(&out, &[1, 2, 3]).ok().expect("true is the common codec");
+    run(&out, &[1, 2, 3]).unwrap_or_else(|e| panic!("true is the common codec: {e}"));
 }
 
 #[test]

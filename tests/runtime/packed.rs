@@ -143,6 +143,64 @@ fn an_artifact_of_any_codec_computes_what_its_decoded_weights_do() {
     }
 }
 
+#[test]
+fn packed_models_have_the_same_bits_on_every_instruction_set_with_any_threads_and_passes() {
+    let affine = |bits: u32, group: u32| CodecSpec::Affine {
+        bits: AffineBits::try_from(bits).unwrap(),
+        group: GroupSize::try_from(group).unwrap(),
+    };
+    let codecs = [
+        affine(2, 32),
+        affine(3, 64),
+        affine(4, 64),
+        affine(5, 128),
+        affine(6, 32),
+        affine(8, 64),
+        CodecSpec::Mxfp4,
+        CodecSpec::Mxfp8,
+        CodecSpec::Nvfp4,
+    ];
+    for family in ["llama", "qwen3_5_moe"] {
+        let dir = temp();
+        let sizes = Sizes::wide(family);
+        let source = dir.path().join("source");
+        sizes.model().write(&source);
+        let ids = sizes.prompt(15);
+        for spec in codecs {
+            let artifact = build(&source, dir.path(), spec);
+            let on = |isa, threads, precision, lengths: &[usize]| {
+                let model = open_on(&artifact, Cpu::new(isa, threads, precision));
+                in_passes(&model, &ids, lengths).0
+            };
+            let exact = on(Isa::Scalar, 1, Precision::Exact, &[15]);
+            let fast = on(Isa::Scalar, 1, Precision::Fast, &[15]);
+            for isa in Isa::available() {
+                for (threads, lengths) in [(1, [15]), (2, [1]), (3, [4]), (5, [7])] {
+                    for (precision, expected) in [(Precision::Exact, &exact), (Precision::Fast, &fast)] {
+                        let found = on(isa, threads, precision, &lengths);
+                        let what =
+                            format!("{family} {spec} {precision} {isa}, {threads} threads, {lengths:?}");
+                        assert!(same_bits(&found, expected), "{what}");
+                    }
+                }
+            }
+            // Activations of eight bits cost something, and not much.
+            let scale = exact.iter().fold(0.0, |most: f32, logit| most.max(logit.abs()));
+            let model = open_on(&artifact, Cpu::new(Isa::best(), 1, Precision::Fast));
+            let any = model.precisions().contains_key(&Precision::Fast);
+            let apart = difference(&widen(&exact), &widen(&fast), sizes.vocab as usize);
+            assert_eq!(apart.most > 0.0, any, "{family} {spec}: {apart:?}");
+            // A flip of an expert is a jump; the dense model has none.
+            if family == "llama" {
+                assert!(
+                    apart.most < 0.05 * f64::from(scale) && apart.kl < 0.02,
+                    "{spec}: {apart:?} of {scale}"
+                );
+            }
+        }
+    }
+}
+
 /// Whether a norm of `qwen3_5` is stored as its gain less one.
 fn is_centred(name: &str) -> bool {
     name.contains("norm") && !name.contains("linear_attn") && !name.contains("visual")
