@@ -84,20 +84,22 @@ impl Artifact {
             Some(found) => return Err(ArtifactError::Version { path, found }),
             None => return Err(bad("it has no `version`".to_owned())),
         }
-        let provenance: Provenance = serde_json::from_value(value).map_err(|e| bad(e.to_string()))?;
-        let inside = |name: &String| Path::new(name).components().all(|c| matches!(c, Component::Normal(_)));
-        if let Some(name) = provenance.files.keys().find(|name| name.is_empty() || !inside(name)) {
-            return Err(bad(format!("`files` names `{name}`, which is not a path below the artifact")));
-        }
+        let provenance = serde_json::from_value(value).map_err(|e| bad(e.to_string()))?;
         Ok(Self { dir: dir.to_owned(), provenance, digest: Digest::of(&bytes) })
     }
 
     /// Compares the digest of every file that the record names.
     ///
     /// # Errors
-    /// [`ArtifactError::Damaged`] or [`ArtifactError::Unreadable`] for the first that differs or is missing.
+    /// [`ArtifactError::Damaged`] or [`ArtifactError::Unreadable`] for the first that differs or is missing;
+    /// [`ArtifactError::Record`] if the record names a file outside the artifact.
     pub fn check_files(&self) -> Result<(), ArtifactError> {
+        let inside = |name: &String| Path::new(name).components().all(|c| matches!(c, Component::Normal(_)));
         for (name, needed) in &self.provenance.files {
+            if name.is_empty() || !inside(name) {
+                let problem = format!("`files` names `{name}`, which is not a path below the artifact");
+                return Err(ArtifactError::Record { path: self.dir.join(PROVENANCE), problem });
+            }
             let path = self.dir.join(name);
             match file_digest(&path) {
                 Ok(found) if found == *needed => {}

@@ -472,7 +472,7 @@ fn weight_files_that_are_cut_short_are_refused_by_name() {
         fs::write(&path, hollow).unwrap();
         refused(&format!("{file}: huge header"), folder, &[file]);
         fs::write(&path, good).unwrap();
-        run(folder, &[1, 2, 3]).ok().expect("whole again");
+        run(folder, &[1, 2, 3]).unwrap_or_else(|e| panic!("whole again: {e}"));
     }
 }
 
@@ -621,7 +621,7 @@ fn a_weight_that_is_not_a_number_is_found_and_named() {
                 let dir = temp();
                 model.write(dir.path());
                 if tensor.contains(".visual.") {
-                    run(dir.path(), &[1, 2, 3]).ok().expect("the tower is not computed");
+                    run(dir.path(), &[1, 2, 3]).unwrap_or_else(|e| panic!("the tower is not computed: {e}"));
                     continue;
                 }
                 // exp, sigmoid and softplus make numbers of infinity; not of NaN.
