@@ -94,12 +94,12 @@ impl Artifact {
     /// [`ArtifactError::Damaged`] or [`ArtifactError::Unreadable`] for the first that differs or is missing;
     /// [`ArtifactError::Record`] if the record names a file outside the artifact.
     pub fn check_files(&self) -> Result<(), ArtifactError> {
-        let inside = |name: &String| Path::new(name).components().all(|c| matches!(c, Component::Normal(_)));
+        let inside = |name: &str| Path::new(name).components().all(|c| matches!(c, Component::Normal(_)));
+        if let Some(name) = self.provenance.files.keys().find(|name| name.is_empty() || !inside(name)) {
+            let problem = format!("`files` names `{name}`, which is not a path below the artifact");
+            return Err(ArtifactError::Record { path: self.dir.join(PROVENANCE), problem });
+        }
         for (name, needed) in &self.provenance.files {
-            if name.is_empty() || !inside(name) {
-                let problem = format!("`files` names `{name}`, which is not a path below the artifact");
-                return Err(ArtifactError::Record { path: self.dir.join(PROVENANCE), problem });
-            }
             let path = self.dir.join(name);
             match file_digest(&path) {
                 Ok(found) if found == *needed => {}

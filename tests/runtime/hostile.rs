@@ -594,7 +594,7 @@ fn one_changed_byte_of_any_file_of_an_artifact_is_found_and_the_file_is_named() 
             changed["files"].as_object_mut().unwrap().insert(name.to_owned(), digest);
             let elsewhere = temp();
             write_json(&elsewhere.path().join("provenance.json"), &changed);
-            let error = Artifact::open(elsewhere.path()).unwrap_err();
+            let error = Artifact::open(elsewhere.path()).unwrap().check_files().unwrap_err();
             check(name, &error, Exit::Input, &[&format!("`{name}`"), "provenance.json"]);
         }
     }
