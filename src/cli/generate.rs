@@ -315,15 +315,6 @@ pub struct ChatArgs {
 
 impl ChatArgs {
     pub fn run(self) -> Outcome<Exit> {
-        let dir = self.model.folder()?;
-        let settings = GenerationConfig::read(&dir)?;
-        let mut sampler = Sampler::new(self.sampling.over(&settings)?)?;
-        let tokenizer = Tokenizer::open(&dir)?;
-        let template = ChatTemplate::open(&dir)?;
-        let model = self.model.open(&dir)?;
-        let ends: Vec<u32> =
-            EndTokens::read(&dir, Some(&tokenizer), model.config().vocab)?.ids_ascending().collect();
-        say_precisions(&model);
         let (answering, stop) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let flags = (Arc::clone(&answering), Arc::clone(&stop));
         ctrlc::set_handler(move || {
@@ -336,7 +327,15 @@ impl ChatArgs {
             }
         })
         .map_err(|error| CliError::Signals(error.to_string()))?;
-
+        let dir = self.model.folder()?;
+        let settings = GenerationConfig::read(&dir)?;
+        let mut sampler = Sampler::new(self.sampling.over(&settings)?)?;
+        let tokenizer = Tokenizer::open(&dir)?;
+        let template = ChatTemplate::open(&dir)?;
+        let model = self.model.open(&dir)?;
+        let ends: Vec<u32> =
+            EndTokens::read(&dir, Some(&tokenizer), model.config().vocab)?.ids_ascending().collect();
+        say_precisions(&model);
         let mut talk = Talk::new(self.system.as_deref());
         let mut session = Session::new(&model);
         let terminal = std::io::stdin().is_terminal();

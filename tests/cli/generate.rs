@@ -3,7 +3,7 @@
 //! Prompts and answers are those of `goldens/runtime`, made by transformers.
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{BufRead as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -332,4 +332,77 @@ fn a_chat_keeps_the_conversation_and_reads_only_what_is_new() {
         assert_eq!(turns[2]["assistant"], answer["text"], "the reset forgets");
         assert_eq!(read(&turns[2]), length);
     }
+}
+
+/// A chat whose turns are read one by one.
+struct Talk {
+    child: std::process::Child,
+    input: std::process::ChildStdin,
+    output: std::io::Lines<std::io::BufReader<std::process::ChildStdout>>,
+}
+
+impl Talk {
+    fn begin(more: &[&str]) -> Self {
+        let mut args = args!["chat", demo(), "--json"];
+        args.extend(more.iter().map(Into::into));
+        let mut child =
+            command(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let input = child.stdin.take().unwrap();
+        let output = std::io::BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, input, output }
+    }
+
+    fn say(&mut self, line: &str) {
+        writeln!(self.input, "{line}").unwrap();
+    }
+
+    fn turn(&mut self) -> Value {
+        serde_json::from_str(&self.output.next().expect("the chat goes on").unwrap()).unwrap()
+    }
+
+    fn interrupt(&self) {
+        let pid = self.child.id().to_string();
+        assert!(std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    }
+}
+
+#[test]
+fn ctrl_c_breaks_an_answer_off_and_the_conversation_goes_on() {
+    // At this temperature answers seldom end by themselves.
+    let slow = ["--threads", "1", "--isa", "scalar", "--max-tokens", "400"];
+    let mut talk = Talk::begin(&[&["--temperature", "100"][..], &slow].concat());
+    // Once there is an answer, signals are handled.
+    talk.say("Go on and on.");
+    talk.turn();
+    let mut broken = 0;
+    for _ in 0..20 {
+        talk.say("Go on and on.");
+        std::thread::sleep(std::time::Duration::from_millis(60));
+        talk.interrupt();
+        broken += usize::from(talk.turn()["finish_reason"] == "interrupted");
+        talk.say("/reset");
+        if broken == 2 {
+            break;
+        }
+    }
+    assert_eq!(broken, 2, "no answer was broken off by Ctrl-C");
+    talk.say("/quit");
+    assert_eq!(talk.child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn two_ctrl_c_at_the_prompt_end_a_chat() {
+    let mut talk = Talk::begin(&["--max-tokens", "1"]);
+    talk.say("Hello");
+    talk.turn();
+    // A signal that comes while another is pending is lost, so some are sent.
+    for _ in 0..50 {
+        talk.interrupt();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        if let Some(status) = talk.child.try_wait().unwrap() {
+            assert_eq!(status.code(), Some(130));
+            return;
+        }
+    }
+    panic!("the chat did not end");
 }
