@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use super::Packing;
 use crate::checkpoint::{CheckpointError, Links, read_small};
 use crate::digest::Digest;
 use crate::failure::{Exit, Failure};
@@ -35,6 +36,14 @@ pub enum ArchError {
         "tensor `{name}` {shape} is missing from the checkpoint; a `{model_type}` model with this config needs it"
     )]
     MissingTensor { name: String, shape: Shape, model_type: String },
+    #[error(
+        "`config.json` has a `quantization_config` of method `{method}`, which this program does not read"
+    )]
+    ForeignPacking { method: String },
+    #[error("`{file}`: tensor `{name}` is packed, but `config.json` has no `quantization` for it")]
+    NoPacking { file: String, name: String },
+    #[error("`{folder}/`: {problem}")]
+    Side { folder: &'static str, problem: Box<ArchError> },
     #[error("the checkpoint mixes layouts: {found}")]
     MixedLayout { found: String },
     #[error("and {count} more")]
@@ -70,8 +79,16 @@ impl Failure for ArchError {
             }
             ArchError::Dtype { .. } => "quantize from the original bf16, f16 or f32 checkpoint".to_owned(),
             ArchError::UnknownTensor { name, .. } => format!(
-                "if it must be stored as it is, add `[keep]` with `tensors = [\"{name}\"]` to the recipe"
+                "check that config and weights belong together; a build stores it as it is if the recipe has \
+                 `[keep]` with `tensors = [\"{name}\"]`"
             ),
+            ArchError::ForeignPacking { .. } => {
+                "use the original bf16, f16 or f32 checkpoint, or one in MLX's layout".to_owned()
+            }
+            ArchError::NoPacking { .. } => {
+                "take `config.json` from the repository that the weights came from".to_owned()
+            }
+            ArchError::Side { problem, .. } => return problem.help(),
             ArchError::More { .. } => return None,
             ArchError::MixedLayout { .. } => {
                 "use a checkpoint that is wholly in the Hugging Face layout or wholly in MLX's".to_owned()
@@ -94,6 +111,11 @@ impl Config {
     /// [`ArchError::Unreadable`] if it is missing, larger than 16 MiB or not a JSON object;
     /// [`ArchError::AlreadyQuantized`] if it describes quantized weights.
     pub fn read(dir: &Path) -> Result<Self, ArchError> {
+        let (root, sha256) = Self::object(dir)?;
+        Ok(Self { sha256, ..Self::new(root)? })
+    }
+
+    fn object(dir: &Path) -> Result<(Map<String, Value>, Digest), ArchError> {
         let unreadable = |problem: String| ArchError::Unreadable { file: "config.json".to_owned(), problem };
         let path = dir.join("config.json");
         let bytes = read_small(&path, &Links::of_folder(dir), CONFIG_LIMIT).map_err(|error| match error {
@@ -105,7 +127,17 @@ impl Config {
             Ok(_) => return Err(unreadable("not a JSON object".to_owned())),
             Err(error) => return Err(unreadable(error.to_string())),
         };
-        Ok(Self { sha256: Digest::of(&bytes), ..Self::new(root)? })
+        Ok((root, Digest::of(&bytes)))
+    }
+
+    /// Reads the `config.json` of a folder that may hold a packed model in MLX's layout, and how it is packed.
+    ///
+    /// # Errors
+    /// As [`Config::read`], and for packings of other tools.
+    pub fn read_packed(dir: &Path) -> Result<(Self, Packing), ArchError> {
+        let (mut root, sha256) = Self::object(dir)?;
+        let packing = Packing::take(&mut root)?;
+        Ok((Self { sha256, ..Self::new(root)? }, packing))
     }
 
     /// Takes a parsed config.

@@ -7,6 +7,7 @@
 
 use serde_json::{Map, Value};
 
+use super::decoder::{self, AttentionConfig, DecoderConfig, MixerKind, MlpConfig};
 use super::{Arch, ArchError, Config, Drop, Keys, Model, Role, Slots};
 use crate::failure::Problems;
 use crate::tensor::{Dtype, Shape};
@@ -18,20 +19,49 @@ pub struct Dense {
     qkv_bias: Option<bool>,
     qk_norm: bool,
     mlp_bias_key: bool,
+    window: Windowing,
+}
+
+/// Which layers a family's sliding window is in.
+#[derive(Clone, Copy)]
+enum Windowing {
+    Never,
+    All,
+    Upper,
 }
 
 /// Llama 1 to 3 and everything that calls itself one.
-pub static LLAMA: Dense =
-    Dense { model_types: &["llama"], qkv_bias: None, qk_norm: false, mlp_bias_key: true };
+pub static LLAMA: Dense = Dense {
+    model_types: &["llama"],
+    qkv_bias: None,
+    qk_norm: false,
+    mlp_bias_key: true,
+    window: Windowing::Never,
+};
 /// Mistral 7B and its kin (`mlx_lm` runs it as llama).
-pub static MISTRAL: Dense =
-    Dense { model_types: &["mistral"], qkv_bias: Some(false), qk_norm: false, mlp_bias_key: false };
+pub static MISTRAL: Dense = Dense {
+    model_types: &["mistral"],
+    qkv_bias: Some(false),
+    qk_norm: false,
+    mlp_bias_key: false,
+    window: Windowing::All,
+};
 /// Qwen2 and Qwen2.5: biases on q, k and v.
-pub static QWEN2: Dense =
-    Dense { model_types: &["qwen2"], qkv_bias: Some(true), qk_norm: false, mlp_bias_key: false };
+pub static QWEN2: Dense = Dense {
+    model_types: &["qwen2"],
+    qkv_bias: Some(true),
+    qk_norm: false,
+    mlp_bias_key: false,
+    window: Windowing::Upper,
+};
 /// Qwen3: per-head norms on q and k.
-pub static QWEN3: Dense =
-    Dense { model_types: &["qwen3"], qkv_bias: None, qk_norm: true, mlp_bias_key: false };
+pub static QWEN3: Dense = Dense {
+    model_types: &["qwen3"],
+    qkv_bias: None,
+    qk_norm: true,
+    mlp_bias_key: false,
+    window: Windowing::Upper,
+};
 
 /// Scaling kinds that stock mlx-lm computes.
 const ROPE_TYPES: &[&str] = &["default", "linear", "dynamic", "llama3", "yarn", "longrope", "su", "mrope"];
@@ -131,6 +161,45 @@ impl Arch for Dense {
         )
     }
 
+    fn decoder(&self, config: &Config, model: &Model) -> Result<DecoderConfig, Problems<ArchError>> {
+        let keys = config.flat();
+        let mut problems = Vec::new();
+        let p = &mut problems;
+        let mut size = |key: &str| keys.dimension(key, p) as usize;
+        let (hidden, vocab) = (size("hidden_size"), size("vocab_size"));
+        let (layers, intermediate) = (size("num_hidden_layers"), size("intermediate_size"));
+        let q_heads = size("num_attention_heads");
+        let kv_heads = keys.dimension_or("num_key_value_heads", q_heads as u64, p) as usize;
+        let head_dim = keys.dimension_or("head_dim", (hidden / q_heads).max(1) as u64, p) as usize;
+        let windowed = self.windowed(keys, layers, p);
+        let window = |i: usize| windowed.as_ref().filter(|w| i >= w.first).map(|w| w.tokens);
+        let config = DecoderConfig {
+            root: "model",
+            head: (!model.tied).then_some("lm_head"),
+            hidden,
+            vocab,
+            eps: decoder::eps(keys),
+            context: keys
+                .get("max_position_embeddings")
+                .and_then(Value::as_u64)
+                .map(|tokens| tokens as usize),
+            layers: (0..layers).map(|i| MixerKind::Attention { window: window(i) }).collect(),
+            attention: AttentionConfig {
+                q_heads,
+                kv_heads,
+                head_dim,
+                gated: false,
+                qk_norm: self.qk_norm,
+                rope: decoder::rope(keys, head_dim, 1.0, p),
+            },
+            delta_net: None,
+            mlp: MlpConfig::Dense { intermediate },
+            draft_layers: 0,
+            media_tokens: Vec::new(),
+        };
+        Problems::none_or(problems, config)
+    }
+
     fn output_config(&self, config: &Config, model: &Model) -> Map<String, Value> {
         let mut out = config.root().clone();
         out.insert("tie_word_embeddings".to_owned(), model.tied.into());
@@ -143,6 +212,44 @@ impl Arch for Dense {
         }
         out.insert("torch_dtype".to_owned(), model.float.torch_name().into());
         out
+    }
+}
+
+/// A sliding window.
+struct Window {
+    tokens: usize,
+    /// First layer that has it.
+    first: usize,
+}
+
+impl Dense {
+    /// The window, where and if the family has one: mistral in all layers, qwen2 and qwen3 only if
+    /// `use_sliding_window`, from `max_window_layers` on. It has 4096 tokens where the key is missing; where it is
+    /// null there is none.
+    fn windowed(&self, keys: Keys<'_>, layers: usize, p: &mut Vec<ArchError>) -> Option<Window> {
+        let first = match self.window {
+            Windowing::Never => None,
+            Windowing::All => Some(0),
+            Windowing::Upper if !keys.flag_or("use_sliding_window", false, p) => None,
+            Windowing::Upper => match keys.get("max_window_layers") {
+                Some(value) if value.as_u64() == Some(0) => Some(0),
+                _ => Some(keys.dimension_or("max_window_layers", 28, p) as usize),
+            },
+        };
+        let null = keys.map().get("sliding_window").is_some_and(Value::is_null);
+        let window = first.filter(|_| !null).map(|first| {
+            let tokens = keys.dimension_or("sliding_window", 4096, p) as usize;
+            Window { tokens, first }
+        });
+        if let Some(kinds) = keys.get("layer_types") {
+            let windowed = |i: usize| window.as_ref().is_some_and(|window| i >= window.first);
+            let kind = |i: usize| if windowed(i) { "sliding_attention" } else { "full_attention" };
+            let expected: Vec<Value> = (0..layers).map(|i| kind(i).into()).collect();
+            if kinds.as_array() != Some(&expected) {
+                p.push(keys.bad("layer_types", kinds, "the other keys call for windows in other layers"));
+            }
+        }
+        window
     }
 }
 

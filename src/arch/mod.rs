@@ -8,7 +8,9 @@
 //! To add a family: one file here, one line in [`registry`].
 
 mod config;
+pub mod decoder;
 mod dense;
+mod packing;
 mod qwen3_5;
 pub mod registry;
 
@@ -16,6 +18,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub use config::{ArchError, Config, Keys};
+pub use decoder::DecoderConfig;
+pub use packing::Packing;
 
 use crate::checkpoint::REPORTED;
 use crate::failure::Problems;
@@ -220,6 +224,20 @@ pub trait Arch: Sync {
         probe: &dyn Fn(&str) -> Option<(Dtype, Shape)>,
     ) -> Result<Model, Problems<ArchError>>;
 
+    /// What a checkpoint of this config computes.
+    ///
+    /// # Errors
+    /// [`ArchError`]s for every config value that the runtime does not know.
+    fn decoder(&self, config: &Config, model: &Model) -> Result<DecoderConfig, Problems<ArchError>>;
+
+    /// The tensors of a draft head in a folder of its own, as [`Arch::draft_config`] describes it.
+    ///
+    /// # Errors
+    /// [`ArchError`]s for every config value that is missing or that this family does not know.
+    fn companion(&self, _config: &Config) -> Result<Vec<Slot>, Problems<ArchError>> {
+        Ok(Vec::new())
+    }
+
     /// The artifact's `config.json` before `quantization` is added: what stock mlx-lm reads,
     /// with every key written out whose default differs between readers.
     fn output_config(&self, config: &Config, model: &Model) -> serde_json::Map<String, serde_json::Value>;
@@ -309,7 +327,8 @@ impl Model {
 }
 
 impl Drop {
-    fn covers(&self, name: &str) -> bool {
+    /// Whether a tensor of this name is meant.
+    pub fn covers(&self, name: &str) -> bool {
         if self.name.starts_with('.') { name.ends_with(&self.name) } else { name == self.name }
     }
 }

@@ -14,8 +14,9 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use super::decoder::{self, AttentionConfig, DecoderConfig, DeltaNetConfig, MixerKind, MlpConfig};
 use super::dense::{check_rope, tied_head};
-use super::{Arch, ArchError, Config, Drop, Folder, Model, Output, Role, Slot, Slots};
+use super::{Arch, ArchError, Config, Drop, Folder, Keys, Model, Output, Role, Slot, Slots};
 use crate::failure::Problems;
 use crate::tensor::{Dtype, Shape};
 use crate::transform::{ChannelsLast, GainOffset, RowSelect, Transform};
@@ -35,6 +36,10 @@ pub static QWEN3_5: Qwen35 =
 pub static QWEN3_5_MOE: Qwen35 =
     Qwen35 { model_types: &["qwen3_5_moe", "qwen3_5_moe_text"], output_type: "qwen3_5_moe", experts: true };
 
+/// What readers assume when `partial_rotary_factor` is absent.
+const ROTARY_PART: f64 = 0.25;
+/// Most values of a recurrent state, 256 MiB. The 27B has 3 MiB in a layer.
+const LARGEST_STATE: u64 = 1 << 26;
 /// What readers assume when `mtp_num_hidden_layers` is absent.
 const DEFAULT_DRAFT_LAYERS: u64 = 1;
 
@@ -123,6 +128,15 @@ impl Dims {
     }
 }
 
+/// Layers that the config gives the draft head.
+fn draft_layers(keys: Keys<'_>, p: &mut Vec<ArchError>) -> u64 {
+    match keys.get("mtp_num_hidden_layers") {
+        Some(value) if value.as_u64() == Some(0) => 0,
+        Some(_) => keys.layers("mtp_num_hidden_layers", p),
+        None => DEFAULT_DRAFT_LAYERS,
+    }
+}
+
 /// One group of tensors under construction: trunk or draft head.
 struct Writer<'a> {
     slots: &'a mut Slots,
@@ -147,13 +161,31 @@ impl Writer<'_> {
             (Folder::Mtp, role) if role.quantizable() => Role::DraftLinear,
             (Folder::Mtp, _) => Role::Draft,
         };
-        let dotted = if name.is_empty() { String::new() } else { format!(".{name}") };
-        let (module, source) = (format!("{}{dotted}", self.to), format!("{}{dotted}.{parameter}", self.from));
+        let below = |root: &str| match (root, name) {
+            ("", name) => name.to_owned(),
+            (root, "") => root.to_owned(),
+            (root, name) => format!("{root}.{name}"),
+        };
+        let (module, source) = (below(&self.to), format!("{}.{parameter}", below(&self.from)));
         self.slots.with(source, &module, parameter, role, shape, steps, self.folder);
     }
 
     fn linear(&mut self, name: &str, out: u64, input: u64) {
         self.put(name, "weight", Role::Linear, [out, input], Vec::new());
+    }
+
+    fn draft_head(&mut self, layers: u64, d: &Dims) {
+        self.linear("fc", d.hidden, 2 * d.hidden);
+        for name in ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"] {
+            self.norm(name, d.hidden);
+        }
+        for i in 0..layers {
+            let at = format!("layers.{i}");
+            self.norm(&format!("{at}.input_layernorm"), d.hidden);
+            self.norm(&format!("{at}.post_attention_layernorm"), d.hidden);
+            self.attention(&at, d);
+            self.mlp(&at, d);
+        }
     }
 
     /// A norm that is zero-centred in the Hugging Face layout.
@@ -297,11 +329,7 @@ impl Arch for Qwen35 {
         let tied = keys.flag_or("tie_word_embeddings", root_tied.unwrap_or(false), p);
         // The config may promise a draft head that the checkpoint was published without.
         let has_draft = probe("mtp.fc.weight").is_some();
-        let draft_layers = match keys.get("mtp_num_hidden_layers") {
-            Some(value) if value.as_u64() == Some(0) => 0,
-            Some(_) => keys.layers("mtp_num_hidden_layers", p),
-            None => DEFAULT_DRAFT_LAYERS,
-        };
+        let draft_layers = draft_layers(keys, p);
 
         let conv = (0..d.layers.min(d.interval)).find_map(|i| {
             ["model.language_model", "model", "language_model.model"]
@@ -323,6 +351,14 @@ impl Arch for Qwen35 {
                 found:
                     "names start with `language_model.`, as in MLX's, but `conv1d` ends in the kernel's axis"
                         .to_owned(),
+            });
+        }
+
+        if layout == Layout::Mlx && (prefixed("model") || prefixed("model.language_model")) {
+            p.push(ArchError::MixedLayout {
+                found: "names start with `model.`, as in Hugging Face's, but `conv1d` ends in an axis of one, as in \
+                        MLX's"
+                    .to_owned(),
             });
         }
 
@@ -360,17 +396,7 @@ impl Arch for Qwen35 {
                 from: "mtp".to_owned(),
                 to: "mtp".to_owned(),
             };
-            draft.linear("fc", d.hidden, 2 * d.hidden);
-            for name in ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"] {
-                draft.norm(name, d.hidden);
-            }
-            for i in 0..draft_layers {
-                let at = format!("layers.{i}");
-                draft.norm(&format!("{at}.input_layernorm"), d.hidden);
-                draft.norm(&format!("{at}.post_attention_layernorm"), d.hidden);
-                draft.attention(&at, &d);
-                draft.mlp(&at, &d);
-            }
+            draft.draft_head(draft_layers, &d);
         }
         if has_draft && layout == Layout::Mlx {
             p.push(ArchError::MixedLayout {
@@ -402,6 +428,101 @@ impl Arch for Qwen35 {
                 tied,
             },
         )
+    }
+
+    fn decoder(&self, config: &Config, model: &Model) -> Result<DecoderConfig, Problems<ArchError>> {
+        let mut problems = Vec::new();
+        let p = &mut problems;
+        let (keys, d) = (config.text(), self.dims(config, p));
+        let head_dim = d.head_dim as usize;
+        let chosen = if self.experts { keys.dimension("num_experts_per_tok", p) } else { 0 };
+        if self.experts && chosen > d.experts {
+            let found = chosen.into();
+            let needed = format!("there are only num_experts = {}", d.experts);
+            p.push(keys.bad("num_experts_per_tok", &found, &needed));
+        }
+        if !d.q_heads.is_multiple_of(d.kv_heads) {
+            let found = d.kv_heads.into();
+            let needed = format!("it must divide num_attention_heads = {}", d.q_heads);
+            p.push(keys.bad("num_key_value_heads", &found, &needed));
+        }
+        // Sizes that fit small tensors may call for a state of any size.
+        let state = d.value_heads.saturating_mul(d.key_dim).saturating_mul(d.value_dim);
+        if state > LARGEST_STATE {
+            let found = d.key_dim.into();
+            let needed = format!(
+                "with {} value heads of {} the state of a layer must not have more than {LARGEST_STATE} values",
+                d.value_heads, d.value_dim
+            );
+            p.push(keys.bad("linear_key_head_dim", &found, &needed));
+        }
+        let kind = |i| match d.full_attention(i) {
+            true => MixerKind::Attention { window: None },
+            false => MixerKind::DeltaNet,
+        };
+        let mut media_tokens = Vec::new();
+        for key in ["image_token_id", "video_token_id"] {
+            let Some(value) = config.flat().get(key) else { continue };
+            match value.as_u64().and_then(|id| u32::try_from(id).ok()) {
+                Some(id) => media_tokens.push(id),
+                None => p.push(config.flat().bad(key, value, "a token id is needed")),
+            }
+        }
+        let config = DecoderConfig {
+            root: "language_model.model",
+            head: (!model.tied).then_some("language_model.lm_head"),
+            hidden: d.hidden as usize,
+            vocab: d.vocab as usize,
+            eps: decoder::eps(keys),
+            context: keys
+                .get("max_position_embeddings")
+                .and_then(Value::as_u64)
+                .map(|tokens| tokens as usize),
+            layers: (0..d.layers).map(kind).collect(),
+            attention: AttentionConfig {
+                q_heads: d.q_heads as usize,
+                kv_heads: d.kv_heads as usize,
+                head_dim,
+                gated: true,
+                qk_norm: true,
+                rope: decoder::rope(keys, head_dim, ROTARY_PART, p),
+            },
+            delta_net: Some(DeltaNetConfig {
+                key_heads: d.key_heads as usize,
+                value_heads: d.value_heads as usize,
+                key_dim: d.key_dim as usize,
+                value_dim: d.value_dim as usize,
+                kernel: d.kernel as usize,
+            }),
+            mlp: match self.experts {
+                false => MlpConfig::Dense { intermediate: d.intermediate as usize },
+                true => MlpConfig::Experts {
+                    experts: d.experts as usize,
+                    chosen: chosen as usize,
+                    intermediate: d.intermediate as usize,
+                    shared: d.shared_intermediate as usize,
+                },
+            },
+            draft_layers: draft_layers(keys, p) as usize,
+            media_tokens,
+        };
+        Problems::none_or(problems, config)
+    }
+
+    fn companion(&self, config: &Config) -> Result<Vec<Slot>, Problems<ArchError>> {
+        let mut problems = Vec::new();
+        let d = self.dims(config, &mut problems);
+        let layers = draft_layers(config.text(), &mut problems);
+        let mut slots = Slots::new();
+        let mut draft = Writer {
+            slots: &mut slots,
+            layout: Layout::Mlx,
+            folder: Folder::Mtp,
+            from: String::new(),
+            to: "mtp".to_owned(),
+        };
+        draft.draft_head(layers, &d);
+        Problems::none_or(problems, slots.list)
     }
 
     fn output_config(&self, config: &Config, model: &Model) -> Map<String, Value> {

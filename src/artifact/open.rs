@@ -1,12 +1,13 @@
 //! An artifact on disk.
 
 use std::collections::BTreeSet;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Component, Path, PathBuf};
 
 use super::provenance::{Provenance, VERSION};
 use super::{MACHINE, PROVENANCE};
-use crate::digest::Digest;
+use crate::digest::{Digest, Hasher};
 use crate::failure::{Exit, Failure};
 
 /// A folder with a readable `provenance.json`.
@@ -30,6 +31,8 @@ pub enum ArtifactError {
     Unreadable { path: PathBuf, error: std::io::Error },
     #[error("`{path}` is not a provenance record: {problem}")]
     Record { path: PathBuf, problem: String },
+    #[error("`{path}` has SHA-256 {found}, but the artifact's record says {needed}")]
+    Damaged { path: PathBuf, found: Digest, needed: Digest },
     #[error("`{path}` has version {found}, but this program reads version {VERSION}")]
     Version { path: PathBuf, found: u64 },
 }
@@ -48,6 +51,9 @@ impl Failure for ArtifactError {
             ArtifactError::Unreadable { .. } => "check the folder's permissions".to_owned(),
             ArtifactError::Record { .. } => {
                 "the file is damaged; build or download the artifact again".to_owned()
+            }
+            ArtifactError::Damaged { .. } => {
+                "the file was changed after the artifact was built; build or download it again".to_owned()
             }
             ArtifactError::Version { .. } => "use the program version that wrote it".to_owned(),
         })
@@ -82,9 +88,51 @@ impl Artifact {
         Ok(Self { dir: dir.to_owned(), provenance, digest: Digest::of(&bytes) })
     }
 
+    /// Compares the digest of every file that the record names.
+    ///
+    /// # Errors
+    /// [`ArtifactError::Damaged`] or [`ArtifactError::Unreadable`] for the first that differs or is missing;
+    /// [`ArtifactError::Record`] if the record names a file outside the artifact.
+    pub fn check_files(&self) -> Result<(), ArtifactError> {
+        let inside = |name: &str| Path::new(name).components().all(|c| matches!(c, Component::Normal(_)));
+        if let Some(name) = self.provenance.files.keys().find(|name| name.is_empty() || !inside(name)) {
+            let problem = format!("`files` names `{name}`, which is not a path below the artifact");
+            return Err(ArtifactError::Record { path: self.dir.join(PROVENANCE), problem });
+        }
+        for (name, needed) in &self.provenance.files {
+            let path = self.dir.join(name);
+            match file_digest(&path) {
+                Ok(found) if found == *needed => {}
+                Ok(found) => return Err(ArtifactError::Damaged { path, found, needed: *needed }),
+                Err(error) => return Err(ArtifactError::Unreadable { path, error }),
+            }
+        }
+        Ok(())
+    }
+
     /// Whether the record knows a file of this path; itself and the machine's facts it knows by name.
     pub fn knows(&self, file: &str) -> bool {
         file == PROVENANCE || file == MACHINE || self.provenance.files.contains_key(file)
+    }
+}
+
+/// The digest of a file, read in pieces.
+///
+/// # Errors
+/// If it cannot be read or is not a regular file.
+pub fn file_digest(path: &Path) -> io::Result<Digest> {
+    // Asked before opening, because opening a pipe would wait for its writer.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    let mut file = File::open(path)?;
+    let mut hasher = Hasher::default();
+    let mut buffer = vec![0; 1 << 18];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hasher.finish()),
+            n => hasher.update(&buffer[..n]),
+        }
     }
 }
 

@@ -5,9 +5,8 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::file_digest;
 use crate::arch::Folder;
-use crate::artifact::open::files_below;
+use crate::artifact::open::{file_digest, files_below};
 use crate::artifact::{MACHINE, PROVENANCE};
 use crate::checkpoint::{Checkpoint, Links, TensorEntry};
 use crate::digest::Digest;

@@ -8,9 +8,8 @@ use std::sync::atomic::AtomicBool;
 use serde::Serialize;
 
 use super::diff::keys;
-use super::file_digest;
 use crate::artifact::PROVENANCE;
-use crate::artifact::open::{Artifact, files_below};
+use crate::artifact::open::{Artifact, file_digest, files_below};
 use crate::artifact::provenance::{Provenance, source_digest};
 use crate::build::encode::{Scratch, encode_panel, release_panel};
 use crate::build::schedule::{Ended, Schedule};

@@ -38,7 +38,7 @@ pub fn recipe_and_source(args: &RecipeArgs, need: Need) -> Outcome<(Recipe, Sour
 }
 
 /// The revision's folder in the cache, fetched if it is not there.
-fn hub(repo: &str, revision: &str, need: Need) -> Outcome<PathBuf> {
+pub fn hub(repo: &str, revision: &str, need: Need) -> Outcome<PathBuf> {
     let mut bar = None;
     let mut draw = |transfer: Transfer<'_>| {
         let bar = bar.get_or_insert_with(|| bytes_bar(transfer.total.0));

@@ -2,10 +2,13 @@
 //!
 //! stdout is data (text tables, or one JSON object with `--json`); everything for people goes to stderr.
 
+mod bench;
 mod build;
 mod check;
 mod doctor;
 mod fetch;
+mod generate;
+mod model;
 mod plan;
 mod print;
 mod progress;
@@ -16,8 +19,6 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::bench::{EncodeBench, EncodeReport, encode};
-use crate::codec::CodecSpec;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::isa::Isa;
 use crate::plan::Limits;
@@ -38,8 +39,10 @@ enum Command {
     Inspect(check::InspectArgs),
     Verify(check::VerifyArgs),
     Diff(check::DiffArgs),
+    Generate(Box<generate::GenerateArgs>),
+    Chat(Box<generate::ChatArgs>),
     Doctor(doctor::DoctorArgs),
-    Bench(BenchArgs),
+    Bench(bench::BenchArgs),
 }
 
 /// Options that every command has.
@@ -87,34 +90,6 @@ struct RecipeArgs {
     source: Option<PathBuf>,
 }
 
-/// Measure parts of the program against the machine.
-#[derive(Debug, Args)]
-struct BenchArgs {
-    #[command(subcommand)]
-    what: Bench,
-}
-
-#[derive(Debug, Subcommand)]
-enum Bench {
-    Encode(EncodeArgs),
-}
-
-/// Weights encoded per second, for every codec and encoder, beside a copy of the same bytes.
-#[derive(Debug, Args)]
-struct EncodeArgs {
-    /// Only codecs whose names contain this, such as `affine-4` or `mxfp`.
-    #[arg(long, value_name = "TEXT", default_value = "")]
-    codec: String,
-    /// Threads [default: all the machine has].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
-    /// Instruction set of the kernels: scalar, avx2, avx512 or neon [default: the best here].
-    #[arg(long, value_name = "NAME")]
-    isa: Option<Isa>,
-    #[command(flatten)]
-    common: Common,
-}
-
 /// Runs the command line and returns how it ended.
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -148,48 +123,11 @@ impl Cli {
             Command::Verify(args) => args.run(),
             Command::Diff(args) => args.run(),
             Command::Doctor(args) => args.run(),
-            Command::Bench(BenchArgs { what: Bench::Encode(args) }) => args.run(),
+            Command::Generate(args) => args.run(),
+            Command::Chat(args) => args.run(),
+            Command::Bench(args) => args.run(),
         }
     }
-}
-
-impl EncodeArgs {
-    fn run(self) -> Outcome<Exit> {
-        let machine = Machine { memory: None, threads: self.threads, isa: self.isa };
-        let limits = machine.limits();
-        if !CodecSpec::all().iter().any(|codec| codec.to_string().contains(&self.codec)) {
-            return Err(CliError::NoSuchCodec { text: self.codec }.into());
-        }
-        let bench = EncodeBench::new(limits.threads, limits.isa);
-        let report = encode(&bench, |codec, _| codec.to_string().contains(&self.codec));
-        if self.common.json {
-            print::json(&report)?;
-        } else {
-            print::text(&report_text(&report))?;
-        }
-        Ok(Exit::Done)
-    }
-}
-
-fn report_text(report: &EncodeReport) -> String {
-    let mut table =
-        print::Table::new(&[("codec", false), ("encoder", false), ("Mweights/s", true), ("of memcpy", true)]);
-    for rate in &report.rates {
-        table.row([
-            rate.codec.clone(),
-            rate.encoder.to_owned(),
-            format!("{:.0}", rate.mweights_per_s),
-            format!("{:.0} %", 100.0 * rate.of_memcpy),
-        ]);
-    }
-    format!(
-        "{} of bf16 source, {} threads, {} kernels; memcpy of the same bytes: {:.2} GB/s\n\n{}",
-        report.source,
-        report.threads,
-        report.isa,
-        report.memcpy_gb_per_s,
-        table.render()
-    )
 }
 
 /// Why the command line could not do its own part.
@@ -206,6 +144,12 @@ enum CliError {
     LockIsRecipe { path: PathBuf },
     #[error("no codec's name contains `{text}`")]
     NoSuchCodec { text: String },
+    #[error("`{model}` names no commit")]
+    NoRevision { model: String },
+    #[error("there is no folder `{model}`")]
+    NoFolder { model: String },
+    #[error("the prompt `{path}` cannot be read: {error}")]
+    Prompt { path: PathBuf, error: std::io::Error },
     #[error("`{path}` does not exist, so there is nothing to compare the build with")]
     NoLock { path: PathBuf },
 }
@@ -213,9 +157,12 @@ enum CliError {
 impl Failure for CliError {
     fn exit(&self) -> Exit {
         match self {
-            CliError::NoLock { .. } | CliError::LockIsRecipe { .. } | CliError::NoSuchCodec { .. } => {
-                Exit::Request
-            }
+            CliError::NoLock { .. }
+            | CliError::LockIsRecipe { .. }
+            | CliError::NoSuchCodec { .. }
+            | CliError::NoRevision { .. }
+            | CliError::NoFolder { .. }
+            | CliError::Prompt { .. } => Exit::Request,
             _ => Exit::Machine,
         }
     }
@@ -224,6 +171,11 @@ impl Failure for CliError {
         match self {
             CliError::LockIsRecipe { .. } => Some("give the recipe a name that ends in `.toml`".to_owned()),
             CliError::NoSuchCodec { .. } => Some("`affine-4`, `mxfp`, `nvfp4` and the like do".to_owned()),
+            CliError::NoRevision { .. } => {
+                Some("write `hub:ORG/NAME@COMMIT`, with the full commit hash".to_owned())
+            }
+            CliError::NoFolder { .. } => Some("give a model's folder, or `hub:ORG/NAME@COMMIT`".to_owned()),
+            CliError::Prompt { .. } => Some("the prompt must be UTF-8 text".to_owned()),
             CliError::NoLock { .. } => Some("write it with `tqc build RECIPE --write-lock`".to_owned()),
             _ => None,
         }

@@ -16,6 +16,17 @@ pub fn text(text: &str) -> Result<(), CliError> {
     }
 }
 
+/// Writes a model's text to stdout as it is; on a terminal, control characters are shown and not obeyed.
+pub fn raw(text: &str) -> Result<(), CliError> {
+    use std::io::IsTerminal as _;
+    let mut out = std::io::stdout().lock();
+    let shown = if out.is_terminal() { clean(text) } else { text.to_owned() };
+    match out.write_all(shown.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(CliError::Stdout(error)),
+        _ => Ok(()),
+    }
+}
+
 /// Writes one JSON object to stdout.
 pub fn json<T: Serialize>(value: &T) -> Result<(), CliError> {
     let bytes = crate::artifact::config::pretty_json(value);

@@ -39,9 +39,13 @@ pub fn exp<V: Lanes>(x: V) -> V {
     // 2^n in two factors, because n may be as low as -159 or as high as 130.
     let half = n.mul(V::splat(0.5)).add(V::splat(ALIGN));
     let rest = n.sub(half.sub(V::splat(ALIGN))).add(V::splat(ALIGN));
-    let power = |aligned: V| aligned.shl::<23>().iadd(V::splat(1.0));
-    let value = sum.mul(power(half)).mul(power(rest));
-    value.if_eq_self(x)
+    sum.mul(power(half)).mul(power(rest)).if_eq_self(x)
+}
+
+/// 2^n, for n + [`ALIGN`].
+#[inline(always)]
+fn power<V: Lanes>(aligned: V) -> V {
+    aligned.shl::<23>().iadd(V::splat(1.0))
 }
 
 /// `1 / (1 + e^-x)` for each lane.

@@ -5,6 +5,7 @@ mod common;
 
 mod bad_requests;
 mod bad_sources;
+mod generate;
 mod hostile;
 mod sizes;
 mod verdicts;

@@ -135,6 +135,36 @@ impl Tensor {
         Self::new(name, "BF16", shape, bytes)
     }
 
+    /// An F32 tensor of these values.
+    pub fn of_floats(name: &str, shape: &[u64], values: &[f32]) -> Self {
+        assert_eq!(values.len() as u64, shape.iter().product::<u64>(), "{name}");
+        Self::new(name, "F32", shape, values.iter().flat_map(|value| value.to_le_bytes()).collect())
+    }
+
+    /// The values, widened.
+    pub fn floats(&self) -> Vec<f32> {
+        let halves = self.bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
+        match self.dtype.as_str() {
+            "BF16" => bf16(&self.bytes),
+            "F16" => halves.map(|b| half::f16::from_le_bytes(b).to_f32()).collect(),
+            "F32" => self.bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+            other => panic!("{} is {other}", self.name),
+        }
+    }
+
+    /// Makes it an F32 tensor of other values.
+    pub fn map(&mut self, value: impl Fn(f32) -> f32) {
+        let values: Vec<f32> = self.floats().into_iter().map(value).collect();
+        *self = Self::of_floats(&self.name, &self.shape, &values);
+    }
+
+    /// Puts elements in another order: run i of `width` elements is what was run `from(i)`.
+    pub fn pick(&mut self, width: usize, from: impl Fn(usize) -> usize) {
+        let bytes = width * self.bytes.len() / self.shape.iter().product::<u64>() as usize;
+        let runs = 0..self.bytes.len() / bytes;
+        self.bytes = runs.flat_map(|i| &self.bytes[from(i) * bytes..][..bytes]).copied().collect();
+    }
+
     /// Replaces a two-byte element.
     pub fn put_u16(&mut self, index: &[u64], bits: u16) {
         let element = index.iter().zip(&self.shape).fold(0, |flat, (i, d)| flat * d + i) as usize;
@@ -317,6 +347,11 @@ impl Model {
     /// The tensor of this name.
     pub fn tensor(&mut self, name: &str) -> &mut Tensor {
         self.shards.iter_mut().flatten().find(|tensor| tensor.name == name).expect(name)
+    }
+
+    /// Every tensor whose name ends so.
+    pub fn ending(&mut self, suffix: &str) -> impl Iterator<Item = &mut Tensor> {
+        self.shards.iter_mut().flatten().filter(move |tensor| tensor.name.ends_with(suffix))
     }
 
     /// Takes the tensor out.

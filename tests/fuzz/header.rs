@@ -68,7 +68,7 @@ fn file(header: &str, data: usize) -> Vec<u8> {
 }
 
 #[derive(Debug, Clone)]
-enum Damage {
+pub enum Damage {
     Set(prop::sample::Index, u8),
     Flip(prop::sample::Index, u8),
     Cut(prop::sample::Index),
@@ -77,7 +77,7 @@ enum Damage {
     Length(u64),
 }
 
-fn damage() -> impl Strategy<Value = Damage> {
+pub fn damage() -> impl Strategy<Value = Damage> {
     use prop::sample::Index;
     prop_oneof![
         (any::<Index>(), prop_oneof![any::<u8>(), prop::sample::select(b"0123456789{}[],:\"-e. ".to_vec())])
@@ -90,7 +90,7 @@ fn damage() -> impl Strategy<Value = Damage> {
     ]
 }
 
-fn apply(bytes: &mut Vec<u8>, damage: &Damage) {
+pub fn apply(bytes: &mut Vec<u8>, damage: &Damage) {
     if bytes.is_empty() {
         return;
     }

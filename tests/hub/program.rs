@@ -176,3 +176,20 @@ fn an_interrupt_while_the_hub_is_silent_ends_at_once_and_the_next_build_goes_on(
     server.manners().silent = None;
     desk.build(&out, &[]).expect(0);
 }
+
+#[test]
+fn a_model_of_the_hub_is_fetched_once_and_generates_what_its_folder_does() {
+    let server = Server::start(files(), Manners::default());
+    let desk = Desk::new(&server);
+    let model = format!("hub:{REPO}@{COMMIT}");
+    let generate = |model: &Path| {
+        let args = crate::args!["generate", model, "--prompt-ids", "5,6,7", "--max-tokens", "6", "--json"];
+        let run = common::finish(desk.here(common::command(args), &[])).expect(0).json();
+        run["tokens"].clone()
+    };
+    let fetched = generate(Path::new(&model));
+    assert_eq!(fetched, generate(&fixture("llama-tied")));
+    let before = server.requests().len();
+    assert_eq!(generate(Path::new(&model)), fetched);
+    assert_eq!(server.requests().len(), before, "a complete snapshot is not asked for again");
+}

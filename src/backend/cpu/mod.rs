@@ -1,18 +1,26 @@
 //! The CPU: one source for every instruction set, the same bits on each.
 
 mod affine;
+mod attention;
+mod combine;
+mod delta_net;
 pub mod dot;
 mod fast;
 mod float;
 mod int8;
 mod linear;
 mod mxfp;
+mod pointwise;
 mod quantized;
+mod rotary;
 mod rows;
 mod threads;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+pub use attention::{Heads, PAGE, Page};
+pub use delta_net::{CHUNK, DeltaInput, state_width};
+pub use rotary::Rotation;
 pub use threads::Threads;
 
 use super::{Columns, LinearOp, Packed, Precision};

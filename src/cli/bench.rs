@@ -1,0 +1,271 @@
+//! `tqc bench`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::model::folder;
+use super::{CliError, Common, Machine, print};
+use crate::backend::Precision;
+use crate::backend::cpu::Cpu;
+use crate::bench::model::{self, ModelBench, ModelReport};
+use crate::bench::{EncodeBench, EncodeReport, encode};
+use crate::codec::CodecSpec;
+use crate::failure::{Exit, Outcome};
+use crate::isa::Isa;
+use crate::runtime::Weights;
+
+/// Measure parts of the program against the machine.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    what: Bench,
+}
+
+#[derive(Debug, Subcommand)]
+enum Bench {
+    Encode(EncodeArgs),
+    Decode(DecodeArgs),
+    Prefill(PrefillArgs),
+    Stream(StreamArgs),
+}
+
+/// Weights encoded per second, for every codec and encoder, beside a copy of the same bytes.
+#[derive(Debug, Args)]
+struct EncodeArgs {
+    /// Only codecs whose names contain this, such as `affine-4` or `mxfp`.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    codec: String,
+    /// Threads [default: all the machine has].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Instruction set of the kernels: scalar, avx2, avx512 or neon [default: the best here].
+    #[arg(long, value_name = "NAME")]
+    isa: Option<Isa>,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Tokens decoded per second, one at a time, beside what memory allows; and what the fast path costs in KL.
+#[derive(Debug, Args)]
+struct DecodeArgs {
+    #[command(flatten)]
+    model: ModelBenchArgs,
+    /// Tokens of a run.
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(8..=65536))]
+    tokens: u32,
+}
+
+/// Tokens of a prompt read per second; and what the fast path costs in KL.
+#[derive(Debug, Args)]
+struct PrefillArgs {
+    #[command(flatten)]
+    model: ModelBenchArgs,
+    /// Tokens of a run.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(8..=65536))]
+    tokens: u32,
+}
+
+#[derive(Debug, Args)]
+struct ModelBenchArgs {
+    /// A model: a folder, or `hub:ORG/NAME@COMMIT`.
+    model: String,
+    /// Numbers of threads [default: 1 and all the machine has].
+    #[arg(long, value_name = "N,N,...", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Vec<u16>,
+    /// Only this path: exact or fast [default: both].
+    #[arg(long, value_name = "PATH", value_parser = ["exact", "fast"])]
+    path: Option<String>,
+    /// Runs of each measurement; the median counts.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=100))]
+    runs: u8,
+    /// Instruction set of the kernels: scalar, avx2, avx512 or neon [default: the best here].
+    #[arg(long, value_name = "NAME")]
+    isa: Option<Isa>,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// A batch that goes through a model layer by layer: time of each layer, peak memory, time for all of them.
+#[derive(Debug, Args)]
+struct StreamArgs {
+    /// A model: a folder, or `hub:ORG/NAME@COMMIT`.
+    model: String,
+    /// Sequences in the batch.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..))]
+    rows: u16,
+    /// Tokens of each.
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    context: u32,
+    /// First layer.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    from: usize,
+    /// Layers to run [default: all from there].
+    #[arg(long, value_name = "N")]
+    layers: Option<usize>,
+    /// Threads [default: all the machine has].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Instruction set of the kernels: scalar, avx2, avx512 or neon [default: the best here].
+    #[arg(long, value_name = "NAME")]
+    isa: Option<Isa>,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl BenchArgs {
+    pub fn run(self) -> Outcome<Exit> {
+        match self.what {
+            Bench::Encode(args) => args.run(),
+            Bench::Decode(args) => args.model.run(args.tokens, &model::decode),
+            Bench::Prefill(args) => args.model.run(args.tokens, &model::prefill),
+            Bench::Stream(args) => args.run(),
+        }
+    }
+}
+
+type Measure = dyn Fn(&dyn Fn() -> Outcome<Weights>, &ModelBench) -> Outcome<ModelReport>;
+
+impl ModelBenchArgs {
+    fn run(self, tokens: u32, measure: &Measure) -> Outcome<Exit> {
+        let dir: PathBuf = folder(&self.model, true)?;
+        let all = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let mut threads: Vec<usize> = self.threads.iter().copied().map(usize::from).collect();
+        if threads.is_empty() {
+            threads = if all > 1 { vec![1, all] } else { vec![1] };
+        }
+        let precisions = match self.path.as_deref() {
+            Some("exact") => vec![Precision::Exact],
+            Some(_) => vec![Precision::Fast],
+            None => vec![Precision::Exact, Precision::Fast],
+        };
+        let isa = self.isa.unwrap_or_else(Isa::best);
+        let tokens = tokens as usize;
+        let bench = ModelBench { threads, isa, tokens, runs: usize::from(self.runs), precisions };
+        let report = measure(&|| Weights::open(&dir), &bench)?;
+        if self.common.json {
+            print::json(&report)?;
+        } else {
+            print::text(&model_text(&report))?;
+        }
+        Ok(Exit::Done)
+    }
+}
+
+fn model_text(report: &ModelReport) -> String {
+    let columns = [
+        ("path", false),
+        ("threads", true),
+        ("tokens/s", true),
+        ("weights GB/s", true),
+        ("of read rate", true),
+    ];
+    let mut table = print::Table::new(&columns);
+    for row in &report.rows {
+        table.row([
+            row.path.to_string(),
+            row.threads.to_string(),
+            format!("{:.1}", row.tokens_per_s),
+            format!("{:.2}", row.weights_gb_per_s),
+            format!("{:.0} %", 100.0 * row.of_bandwidth),
+        ]);
+    }
+    let rates: Vec<String> =
+        report.read_gb_per_s.iter().map(|(threads, rate)| format!("{rate:.1} GB/s with {threads}")).collect();
+    let mut text = format!(
+        "{} of weights a token, {} kernels; memory reads {}\n\n{}",
+        crate::units::Bytes(report.bytes_per_token),
+        report.isa,
+        rates.join(", "),
+        table.render()
+    );
+    if report.fast_layers + report.exact_layers > 0 {
+        text.push_str(&format!(
+            "\nfast path: {} linear layers with int8 activations, {} with f32\n",
+            report.fast_layers, report.exact_layers
+        ));
+    }
+    if let Some(d) = &report.fast_against_exact {
+        text.push_str(&format!(
+            "KL(exact || fast) over {} tokens: mean {:.2e} ± {:.1e} nats, largest {:.2e}; same likeliest token {:.1} %\n",
+            d.tokens,
+            d.mean_kl,
+            1.96 * d.standard_error,
+            d.max_kl,
+            100.0 * d.top1_agreement
+        ));
+    }
+    text
+}
+
+impl StreamArgs {
+    fn run(self) -> Outcome<Exit> {
+        let dir = folder(&self.model, true)?;
+        let machine = Machine { memory: None, threads: self.threads, isa: self.isa };
+        let limits = machine.limits();
+        let cpu = Cpu::new(limits.isa, limits.threads, Precision::Exact);
+        let weights = Weights::open(&dir)?;
+        let all = weights.decoder.layers.len();
+        let layers = self.from..self.layers.map_or(all, |count| self.from.saturating_add(count));
+        let batch = (usize::from(self.rows), self.context as usize);
+        let report = model::stream(&weights, &cpu, batch, layers, &mut |layer, seconds| {
+            print::say(&format!("layer {layer}: {seconds:.2} s"));
+        })?;
+        if self.common.json {
+            print::json(&report)?;
+            return Ok(Exit::Done);
+        }
+        print::text(&format!(
+            "{} x {} tokens through {} of {} layers: {:.1} s, {:.0} GFLOP/s; all layers: {:.0} s\npeak memory {} resident (mapped pages included), {} anonymous\n",
+            report.rows.0,
+            report.rows.1,
+            report.measured.len(),
+            report.layers,
+            report.measured.iter().map(|(_, s, _)| s).sum::<f64>(),
+            report.gflops,
+            report.projected_s,
+            report.peak_resident,
+            report.peak_anonymous,
+        ))?;
+        Ok(Exit::Done)
+    }
+}
+
+impl EncodeArgs {
+    fn run(self) -> Outcome<Exit> {
+        let machine = Machine { memory: None, threads: self.threads, isa: self.isa };
+        let limits = machine.limits();
+        if !CodecSpec::all().iter().any(|codec| codec.to_string().contains(&self.codec)) {
+            return Err(CliError::NoSuchCodec { text: self.codec }.into());
+        }
+        let bench = EncodeBench::new(limits.threads, limits.isa);
+        let report = encode(&bench, |codec, _| codec.to_string().contains(&self.codec));
+        if self.common.json {
+            print::json(&report)?;
+        } else {
+            print::text(&report_text(&report))?;
+        }
+        Ok(Exit::Done)
+    }
+}
+
+fn report_text(report: &EncodeReport) -> String {
+    let mut table =
+        print::Table::new(&[("codec", false), ("encoder", false), ("Mweights/s", true), ("of memcpy", true)]);
+    for rate in &report.rates {
+        table.row([
+            rate.codec.clone(),
+            rate.encoder.to_owned(),
+            format!("{:.0}", rate.mweights_per_s),
+            format!("{:.0} %", 100.0 * rate.of_memcpy),
+        ]);
+    }
+    format!(
+        "{} of bf16 source, {} threads, {} kernels; memcpy of the same bytes: {:.2} GB/s\n\n{}",
+        report.source,
+        report.threads,
+        report.isa,
+        report.memcpy_gb_per_s,
+        table.render()
+    )
+}

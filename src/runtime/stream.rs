@@ -1,0 +1,167 @@
+//! A model larger than memory, layer by layer over many rows.
+//!
+//! All sequences of a batch go through one layer before the next is touched: each weight is read once for all of
+//! them, and its pages go back to the system after. What stays is the residual stream [rows, H] and, inside a layer,
+//! the activations of [`super::ROWS`] rows at a time and the states of the sequences in this one layer.
+
+use std::sync::Arc;
+
+use super::layer::{Layer, Observer, Span};
+use super::state::LayerState;
+use super::weights::Weights;
+use super::{Ends, ROWS, RuntimeError, check_context, check_finite, check_tokens};
+use crate::backend::Stored;
+use crate::backend::cpu::{Cpu, Rotation};
+use crate::units::Bytes;
+
+/// A batch on its way through a model.
+#[derive(Debug)]
+pub struct Stream<'a> {
+    weights: &'a Weights,
+    cpu: Arc<Cpu>,
+    /// Tokens of each sequence.
+    lengths: Vec<usize>,
+    /// [rows, H]
+    x: Vec<f32>,
+    /// Layers done.
+    layer: usize,
+}
+
+impl<'a> Stream<'a> {
+    /// The embeddings of every sequence, one after the other.
+    ///
+    /// # Errors
+    /// [`RuntimeError`] for an empty batch or sequence, ids out of range, and sequences longer than the context.
+    pub fn new(weights: &'a Weights, cpu: Arc<Cpu>, sequences: &[Vec<u32>]) -> Result<Self, RuntimeError> {
+        if sequences.is_empty() || sequences.iter().any(Vec::is_empty) {
+            return Err(RuntimeError::NoTokens);
+        }
+        for tokens in sequences {
+            check_tokens(&weights.decoder, tokens)?;
+            check_context(&weights.decoder, tokens.len())?;
+        }
+        let root = weights.decoder.root;
+        let embedding = weights.packed(&format!("{root}.embed_tokens"))?;
+        let mut x = Vec::new();
+        for token in sequences.iter().flatten() {
+            let at = x.len();
+            x.resize(at + embedding.in_features, 0.0);
+            embedding.decode(*token as usize..*token as usize + 1, &mut x[at..]);
+        }
+        weights.stored(&format!("{root}.embed_tokens.")).iter().for_each(Stored::release);
+        Ok(Self { weights, cpu, lengths: sequences.iter().map(Vec::len).collect(), x, layer: 0 })
+    }
+
+    /// Layers done.
+    pub fn layer(&self) -> usize {
+        self.layer
+    }
+
+    /// The residual stream, [rows, H].
+    pub fn residual(&self) -> &[f32] {
+        &self.x
+    }
+
+    /// Goes on from a residual stream that was kept after `layer` layers.
+    ///
+    /// # Panics
+    /// If it does not have the batch's size.
+    pub fn resume(&mut self, layer: usize, residual: Vec<f32>) {
+        assert_eq!(residual.len(), self.x.len(), "the residual stream of the same batch");
+        (self.layer, self.x) = (layer, residual);
+    }
+
+    /// Bytes of weights in layer `layer`.
+    pub fn layer_bytes(&self, layer: usize) -> Bytes {
+        Bytes(self.stored(layer).iter().map(|stored| stored.bytes().len() as u64).sum())
+    }
+
+    fn stored(&self, layer: usize) -> Vec<Stored> {
+        self.weights.stored(&format!("{}.layers.{layer}.", self.weights.decoder.root))
+    }
+
+    /// Takes the whole batch through the next layer.
+    ///
+    /// # Errors
+    /// [`RuntimeError::NoSuchLayers`] after the last one; errors of the layer's small tensors.
+    pub fn step(&mut self, observer: &mut dyn Observer) -> Result<(), RuntimeError> {
+        let config = &self.weights.decoder;
+        let Some(kind) = config.layers.get(self.layer) else {
+            let layers = config.layers.len();
+            return Err(RuntimeError::NoSuchLayers { from: self.layer, to: self.layer + 1, layers });
+        };
+        if self.layer == 0 {
+            observer.residual(0, &self.x);
+        }
+        let layer =
+            Layer::open(self.weights, &self.cpu, &format!("{}.layers.{}", config.root, self.layer), *kind)?;
+        let mut row = 0;
+        for batch in batches(&self.lengths) {
+            let mut states: Vec<LayerState> = batch.iter().map(|_| LayerState::new(*kind, config)).collect();
+            // Only a sequence longer than a pass is alone in its batch.
+            let longest = batch.iter().max().copied().unwrap_or(0);
+            for start in (0..longest).step_by(ROWS) {
+                let mut rows = 0;
+                let mut positions = Vec::new();
+                let mut spans = Vec::new();
+                for (length, state) in batch.iter().zip(&mut states) {
+                    let len = ROWS.min(length - start);
+                    positions.extend(start..start + len);
+                    spans.push(Span { rows: rows..rows + len, position: start, state });
+                    rows += len;
+                }
+                let rotation = Rotation::new(&config.attention.rope, positions.into_iter());
+                let x = &mut self.x[row * config.hidden..(row + rows) * config.hidden];
+                layer.forward(&self.cpu, x, &mut spans, &rotation, observer);
+                row += rows;
+            }
+        }
+        self.layer += 1;
+        observer.residual(self.layer, &self.x);
+        drop(layer);
+        self.stored(self.layer - 1).iter().for_each(Stored::release);
+        Ok(())
+    }
+
+    /// Final-normed hidden states of all rows, [rows, H].
+    ///
+    /// # Errors
+    /// As [`Weights::vector`].
+    pub fn final_hidden(&self) -> Result<Vec<f32>, RuntimeError> {
+        let config = &self.weights.decoder;
+        let norm = self.weights.vector(&format!("{}.norm.weight", config.root))?;
+        let mut out = vec![0.0; self.x.len()];
+        self.cpu.rms_norm(&self.x, &norm, config.eps, &mut out);
+        Ok(out)
+    }
+
+    /// Gives the logits of every row to `take`, some rows at a time: first row, values [rows, V].
+    ///
+    /// # Errors
+    /// As [`Weights::vector`]; weights that make NaN or infinity.
+    pub fn logits(&self, rows: usize, take: &mut dyn FnMut(usize, &[f32])) -> Result<(), RuntimeError> {
+        let ends = Ends::open(self.weights, &self.cpu)?;
+        let hidden = self.final_hidden()?;
+        for (i, part) in hidden.chunks(rows * self.weights.decoder.hidden).enumerate() {
+            let logits = ends.logits(&self.cpu, part);
+            check_finite(self.weights, &logits, i * rows)?;
+            take(i * rows, &logits);
+        }
+        Ok(())
+    }
+}
+
+/// Consecutive sequences that go through a layer together: as many as fit in a pass, or one that does not.
+fn batches(lengths: &[usize]) -> Vec<&[usize]> {
+    let mut batches = Vec::new();
+    let (mut start, mut rows) = (0, 0);
+    for (i, length) in lengths.iter().enumerate() {
+        if i > start && rows + length > ROWS {
+            batches.push(&lengths[start..i]);
+            (start, rows) = (i, 0);
+        }
+        rows += length;
+    }
+    batches.push(&lengths[start..]);
+    batches
+}

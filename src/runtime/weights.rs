@@ -1,0 +1,362 @@
+//! The weights of a folder, by their place in the model tree.
+//!
+//! Three kinds of folder are read: a Hugging Face checkpoint (f32, bf16 or f16), a checkpoint in MLX's layout,
+//! packed or not, and an artifact of this program, which is one of the latter with a record. Names, shapes and
+//! layouts are [`crate::arch`]'s; a packed module is told by its stored scales, and its codec by
+//! [`crate::arch::Packing`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::RuntimeError;
+use crate::arch::{
+    Arch, ArchError, Config, DecoderConfig, Folder, Model as Statement, Output, Packing, Role, Slot, registry,
+};
+use crate::backend::{Packed, Stored};
+use crate::checkpoint::{Checkpoint, Links, REPORTED, TensorEntry};
+use crate::codec::{CodecSpec, codec};
+use crate::failure::{Outcome, Problems};
+use crate::isa::Isa;
+use crate::numeric::widen;
+use crate::tensor::{Dtype, Float, Shape};
+
+/// An opened folder: every parameter found and checked, nothing read yet.
+#[derive(Debug)]
+pub struct Weights {
+    /// The folder.
+    pub dir: PathBuf,
+    /// Its `config.json`.
+    pub config: Config,
+    /// What it computes.
+    pub decoder: DecoderConfig,
+    /// For people: `Hugging Face` or `MLX` layout.
+    pub layout: &'static str,
+    parameters: BTreeMap<String, Parameter>,
+    /// Tensors of the folder that the runtime has no use for, with the reason.
+    pub unused: Vec<(String, &'static str)>,
+}
+
+/// One parameter and where its bytes are.
+#[derive(Debug)]
+struct Parameter {
+    output: Output,
+    store: Arc<Checkpoint>,
+    /// One per plane.
+    planes: Vec<TensorEntry>,
+    codec: CodecSpec,
+}
+
+impl Weights {
+    /// Opens the folder and checks every tensor against the config.
+    ///
+    /// # Errors
+    /// A config or checkpoint that cannot be read, an unknown model type or config value, tensors that are
+    /// missing, unknown, of another shape or of another dtype than the codec's.
+    pub fn open(dir: &Path) -> Outcome<Self> {
+        let (config, packing) = Config::read_packed(dir)?;
+        let arch = registry::find(&config)?;
+        let links = Links::of_folder(dir);
+        let main = Arc::new(Checkpoint::open_with(dir, &links)?);
+        // A packed embedding has the packed shape; only its presence and its place are asked for.
+        let probe = |name: &str| main.get(name).map(|entry| (entry.dtype, entry.shape.clone()));
+        let statement = arch.model(&config, &probe)?;
+        let decoder = arch.decoder(&config, &statement)?;
+        let mut binder = Binder {
+            folder: Folder::Main,
+            packing: &packing,
+            problems: Vec::new(),
+            parameters: BTreeMap::new(),
+        };
+        let mut unused = binder.bind(&main, &statement.slots, &statement);
+        let has_draft =
+            statement.slots.iter().flat_map(|slot| &slot.outputs).any(|o| o.folder == Folder::Mtp);
+        let companion = companion(dir, arch, &config, has_draft)?;
+        if let Some((store, slots, packing)) = &companion {
+            (binder.folder, binder.packing) = (Folder::Mtp, packing);
+            unused.extend(binder.bind(store, slots, &statement));
+        }
+        let Binder { mut problems, parameters, .. } = binder;
+        if problems.len() > REPORTED {
+            let count = problems.len() - REPORTED;
+            problems.truncate(REPORTED);
+            problems.push(ArchError::More { count });
+        }
+        let layout = statement.layout;
+        let weights = Self { dir: dir.to_owned(), config, decoder, layout, parameters, unused };
+        Ok(Problems::none_or(problems, weights)?)
+    }
+
+    /// Whether the folder holds a draft head.
+    pub fn has_draft(&self) -> bool {
+        self.parameters.contains_key("mtp.fc.weight")
+    }
+
+    /// Whether there is a parameter of this path.
+    pub fn has(&self, path: &str) -> bool {
+        self.parameters.contains_key(path)
+    }
+
+    /// The matrix of a linear layer or an embedding, `[N, K]` over all experts.
+    ///
+    /// # Errors
+    /// [`RuntimeError::NoParameter`], which a folder that was opened without an error does not give.
+    pub fn packed(&self, module: &str) -> Result<Packed, RuntimeError> {
+        Ok(self.parameter(&format!("{module}.weight"))?.packed())
+    }
+
+    /// The rows of expert `e`, for a module that holds all experts.
+    ///
+    /// # Errors
+    /// As [`Weights::packed`].
+    pub fn expert(&self, module: &str, e: usize) -> Result<Packed, RuntimeError> {
+        let select = self.parameter(&format!("{module}.weight"))?.output.select;
+        let whole = self.packed(module)?;
+        let start = e * select.period as usize + select.start as usize;
+        let rows = self.parameter(&format!("{module}.weight"))?.output.shape.0[1] as usize;
+        // Where a tensor is one module's alone, its period is all of it, or one expert's.
+        let start = if select.len as usize == rows { start } else { e * rows };
+        Ok(whole.rows(start..start + rows))
+    }
+
+    /// A small tensor in f32, after its changes of layout.
+    ///
+    /// # Errors
+    /// [`RuntimeError::NoParameter`]; [`RuntimeError::NonFinite`] if a value is NaN or infinite.
+    pub fn vector(&self, path: &str) -> Result<Vec<f32>, RuntimeError> {
+        let parameter = self.parameter(path)?;
+        let entry = &parameter.planes[0];
+        let float = entry.dtype.float().expect("binding let only float tensors through");
+        let elements = parameter.output.shape.elements().expect("the header's shape was checked") as usize;
+        let mut values = vec![0.0; elements];
+        if !widen(float, parameter.store.bytes(entry), &mut values, Isa::best()) {
+            return Err(RuntimeError::NonFinite { path: path.to_owned(), file: parameter.file() });
+        }
+        let mut scratch = Vec::new();
+        for transform in &parameter.output.transforms {
+            transform.apply(&mut values, parameter.output.shape.last() as usize, &mut scratch);
+        }
+        Ok(values)
+    }
+
+    /// The first weight, in the order of paths, that holds NaN or infinity once it is decoded. Reads all that a pass
+    /// computes with: for telling what went wrong.
+    pub fn non_finite(&self) -> Option<RuntimeError> {
+        let computed = self.parameters.iter().filter(|(_, p)| p.output.role != Role::Vision);
+        computed.into_iter().find_map(|(path, parameter)| {
+            let weight = parameter.packed();
+            let mut row = vec![0.0; weight.in_features];
+            let bad = (0..weight.out_features).any(|n| {
+                weight.decode(n..n + 1, &mut row);
+                row.iter().any(|value| !value.is_finite())
+            });
+            bad.then(|| RuntimeError::NonFinite { path: path.clone(), file: parameter.file() })
+        })
+    }
+
+    /// Stored bytes of every parameter whose path starts with `prefix`.
+    pub fn stored(&self, prefix: &str) -> Vec<Stored> {
+        let below =
+            self.parameters.range(prefix.to_owned()..).take_while(|(path, _)| path.starts_with(prefix));
+        below.flat_map(|(_, p)| p.planes.iter().map(|entry| p.stored(entry))).collect()
+    }
+
+    fn parameter(&self, path: &str) -> Result<&Parameter, RuntimeError> {
+        self.parameters.get(path).ok_or_else(|| RuntimeError::NoParameter { path: path.to_owned() })
+    }
+}
+
+impl Parameter {
+    /// Its file.
+    fn file(&self) -> PathBuf {
+        self.store.files()[self.planes[0].file].path.clone()
+    }
+
+    /// All of its tensor, `[N, K]` over leading dimensions.
+    fn packed(&self) -> Packed {
+        let first = &self.planes[0];
+        // A float weight says its own type and has its own shape; a packed one's parameters and its slot do.
+        let (float, in_features) = match self.codec {
+            CodecSpec::Keep => (first.dtype.float(), first.shape.last()),
+            _ => (self.planes.get(1).and_then(|scales| scales.dtype.float()), self.output.shape.last()),
+        };
+        Packed {
+            codec: self.codec,
+            float: float.unwrap_or(Float::Bf16),
+            out_features: first.shape.rows() as usize,
+            in_features: in_features as usize,
+            planes: self.planes.iter().map(|entry| self.stored(entry)).collect(),
+        }
+    }
+
+    fn stored(&self, entry: &TensorEntry) -> Stored {
+        Stored::Mapped { checkpoint: self.store.clone(), file: entry.file, range: entry.range.clone() }
+    }
+}
+
+/// A draft head in a folder of its own: files, what they must hold, how they are packed.
+type Companion = (Arc<Checkpoint>, Vec<Slot>, Packing);
+
+/// The draft head's own folder, if there is one and the main files hold none.
+fn companion(
+    dir: &Path,
+    arch: &'static dyn Arch,
+    config: &Config,
+    has_draft: bool,
+) -> Outcome<Option<Companion>> {
+    let folder = dir.join(Folder::Mtp.path());
+    let slots = arch.companion(config)?;
+    if has_draft || slots.is_empty() || !folder.join("model.safetensors").exists() {
+        return Ok(None);
+    }
+    let store = Checkpoint::open_files(&folder, &["model.safetensors".to_owned()])?;
+    let (_, packing) = Config::read_packed(&folder)
+        .map_err(|problem| ArchError::Side { folder: Folder::Mtp.path(), problem: Box::new(problem) })?;
+    Ok(Some((Arc::new(store), slots, packing)))
+}
+
+/// Joins what the config calls for with what the files hold.
+struct Binder<'a> {
+    folder: Folder,
+    packing: &'a Packing,
+    problems: Vec<ArchError>,
+    parameters: BTreeMap<String, Parameter>,
+}
+
+impl Binder<'_> {
+    /// Binds every slot to tensors of `store`; returns what is left over for a stated reason.
+    fn bind(
+        &mut self,
+        store: &Arc<Checkpoint>,
+        slots: &[Slot],
+        statement: &Statement,
+    ) -> Vec<(String, &'static str)> {
+        let mut taken: BTreeSet<&str> = BTreeSet::new();
+        for slot in slots {
+            let Some(first) = store.get(&slot.source) else {
+                self.problems.push(ArchError::MissingTensor {
+                    name: slot.source.clone(),
+                    shape: slot.shape.clone(),
+                    model_type: statement.model_type.clone(),
+                });
+                continue;
+            };
+            taken.insert(&first.name);
+            let planes = match self.planes(store, slot, first) {
+                Ok((codec, planes)) => {
+                    taken.extend(planes.iter().filter_map(|p| store.get(&p.name)).map(|p| p.name.as_str()));
+                    (codec, planes)
+                }
+                Err(problem) => {
+                    self.problems.push(*problem);
+                    // One error for a module is enough.
+                    let path = slot.source.strip_suffix("weight").unwrap_or(&slot.source);
+                    let planes = ["scales", "biases"].map(|suffix| store.get(&format!("{path}{suffix}")));
+                    taken.extend(planes.into_iter().flatten().map(|entry| entry.name.as_str()));
+                    continue;
+                }
+            };
+            for output in &slot.outputs {
+                let parameter = Parameter {
+                    output: output.clone(),
+                    store: store.clone(),
+                    planes: planes.1.clone(),
+                    codec: planes.0,
+                };
+                self.parameters.insert(format!("{}.{}", output.module, output.parameter), parameter);
+            }
+        }
+        let mut unused = Vec::new();
+        for tensor in store.tensors().iter().filter(|tensor| !taken.contains(tensor.name.as_str())) {
+            match statement.drops.iter().find(|drop| drop.covers(&tensor.name)) {
+                Some(drop) => unused.push((tensor.name.clone(), drop.reason)),
+                None => self.problems.push(ArchError::UnknownTensor {
+                    file: self.file(store, tensor),
+                    name: tensor.name.clone(),
+                    model_type: statement.model_type.clone(),
+                }),
+            }
+        }
+        unused
+    }
+
+    /// A tensor's file, for messages.
+    fn file(&self, store: &Checkpoint, entry: &TensorEntry) -> String {
+        let name = &store.files()[entry.file].name;
+        match self.folder.path() {
+            "" => name.clone(),
+            folder => format!("{folder}/{name}"),
+        }
+    }
+
+    /// What `quantization` calls the module of a tensor whose name starts with `path`.
+    fn module<'n>(&self, output: &'n Output, path: &'n str) -> &'n str {
+        if self.folder == Folder::Mtp { path } else { &output.module }
+    }
+
+    /// The planes of a slot, which must have the shapes and dtypes that its codec and the config call for.
+    fn planes(
+        &self,
+        store: &Checkpoint,
+        slot: &Slot,
+        first: &TensorEntry,
+    ) -> Result<(CodecSpec, Vec<TensorEntry>), Box<ArchError>> {
+        let output = &slot.outputs[0];
+        let file = |entry: &TensorEntry| self.file(store, entry);
+        let shape_of = |entry: &TensorEntry, needed: Shape| {
+            if entry.shape == needed {
+                return Ok(());
+            }
+            let (name, found) = (entry.name.clone(), entry.shape.clone());
+            Err(Box::new(ArchError::Shape { file: file(entry), name, found, needed }))
+        };
+        let dtype_of = |entry: &TensorEntry, fits: bool| match fits {
+            true => Ok(()),
+            false => Err(Box::new(ArchError::Dtype {
+                file: file(entry),
+                name: entry.name.clone(),
+                found: entry.dtype,
+            })),
+        };
+        let path = slot.source.strip_suffix(".weight");
+        let scales = path.and_then(|path| store.get(&format!("{path}.scales")));
+        let (Some(path), Some(scales), true) = (path, scales, output.role.quantizable()) else {
+            if let Some(path) = path.filter(|_| output.role.quantizable() && first.dtype == Dtype::U32)
+                && let Some(spec) = self.packing.codec(self.module(output, path))
+            {
+                let (name, model_type) = (format!("{path}.scales"), format!("packed ({spec})"));
+                let groups = slot.shape.last() / spec.group().map_or(1, u64::from);
+                let shape = slot.shape.with_last(groups);
+                return Err(Box::new(ArchError::MissingTensor { name, shape, model_type }));
+            }
+            shape_of(first, slot.shape.clone())?;
+            dtype_of(first, first.dtype.float().is_some())?;
+            return Ok((CodecSpec::Keep, vec![first.clone()]));
+        };
+        let module = self.module(output, path);
+        let Some(spec) = self.packing.codec(module) else {
+            return Err(Box::new(ArchError::NoPacking { file: file(first), name: first.name.clone() }));
+        };
+        let float = scales.dtype.float().unwrap_or(Float::Bf16);
+        let layout = codec(spec).planes(slot.shape.last(), float).map_err(|error| {
+            Box::new(ArchError::Value {
+                key: format!("quantization.{module}"),
+                found: spec.to_string(),
+                needed: error.to_string(),
+            })
+        })?;
+        let mut planes = Vec::new();
+        for plane in layout {
+            let name = format!("{path}.{}", plane.suffix);
+            let needed = slot.shape.with_last(plane.row_elements);
+            let Some(entry) = store.get(&name) else {
+                let model_type = format!("packed ({spec})");
+                return Err(Box::new(ArchError::MissingTensor { name, shape: needed, model_type }));
+            };
+            shape_of(entry, needed)?;
+            dtype_of(entry, entry.dtype == plane.dtype)?;
+            planes.push(entry.clone());
+        }
+        Ok((spec, planes))
+    }
+}
