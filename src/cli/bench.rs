@@ -1,6 +1,7 @@
 //! `tqc bench`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
@@ -8,6 +9,7 @@ use super::model::folder;
 use super::{CliError, Common, Machine, print};
 use crate::backend::Precision;
 use crate::backend::cpu::Cpu;
+use crate::bench::linear::{LinearBench, LinearReport, linear};
 use crate::bench::model::{self, ModelBench, ModelReport};
 use crate::bench::{EncodeBench, EncodeReport, encode};
 use crate::codec::CodecSpec;
@@ -25,6 +27,7 @@ pub struct BenchArgs {
 #[derive(Debug, Subcommand)]
 enum Bench {
     Encode(EncodeArgs),
+    Linear(LinearArgs),
     Decode(DecodeArgs),
     Prefill(PrefillArgs),
     Stream(StreamArgs),
@@ -36,6 +39,37 @@ struct EncodeArgs {
     /// Only codecs whose names contain this, such as `affine-4` or `mxfp`.
     #[arg(long, value_name = "TEXT", default_value = "")]
     codec: String,
+    /// Threads [default: all the machine has].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Instruction set of the kernels: scalar, avx2, avx512 or neon [default: the best here].
+    #[arg(long, value_name = "NAME")]
+    isa: Option<Isa>,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Weights multiplied per second by linear layers, for every codec and path, beside what memory allows.
+#[derive(Debug, Args)]
+struct LinearArgs {
+    /// Only codecs whose names contain this, such as `affine-4` or `mxfp`.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    codec: String,
+    /// Outputs of the layer.
+    #[arg(long, value_name = "N", default_value_t = 5120, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    out_features: u32,
+    /// Inputs of the layer.
+    #[arg(long, value_name = "N", default_value_t = 5120, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
+    in_features: u32,
+    /// Rows of activations: 1 as in decoding, many as in reading a prompt.
+    #[arg(
+        long,
+        value_name = "N,N,...",
+        value_delimiter = ',',
+        default_values_t = [1, 512],
+        value_parser = clap::value_parser!(u32).range(1..=4096)
+    )]
+    rows: Vec<u32>,
     /// Threads [default: all the machine has].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -117,6 +151,7 @@ impl BenchArgs {
     pub fn run(self) -> Outcome<Exit> {
         match self.what {
             Bench::Encode(args) => args.run(),
+            Bench::Linear(args) => args.run(),
             Bench::Decode(args) => args.model.run(args.tokens, &model::decode),
             Bench::Prefill(args) => args.model.run(args.tokens, &model::prefill),
             Bench::Stream(args) => args.run(),
@@ -235,9 +270,7 @@ impl EncodeArgs {
     fn run(self) -> Outcome<Exit> {
         let machine = Machine { memory: None, threads: self.threads, isa: self.isa };
         let limits = machine.limits();
-        if !CodecSpec::all().iter().any(|codec| codec.to_string().contains(&self.codec)) {
-            return Err(CliError::NoSuchCodec { text: self.codec }.into());
-        }
+        some_codec(&self.codec)?;
         let bench = EncodeBench::new(limits.threads, limits.isa);
         let report = encode(&bench, |codec, _| codec.to_string().contains(&self.codec));
         if self.common.json {
@@ -247,6 +280,71 @@ impl EncodeArgs {
         }
         Ok(Exit::Done)
     }
+}
+
+/// Refuses a text that is in no codec's name.
+fn some_codec(text: &str) -> Result<(), CliError> {
+    if CodecSpec::all().iter().any(|codec| codec.to_string().contains(text)) {
+        Ok(())
+    } else {
+        Err(CliError::NoSuchCodec { text: text.to_owned() })
+    }
+}
+
+impl LinearArgs {
+    fn run(self) -> Outcome<Exit> {
+        let machine = Machine { memory: None, threads: self.threads, isa: self.isa };
+        let limits = machine.limits();
+        some_codec(&self.codec)?;
+        let bench = LinearBench {
+            threads: limits.threads,
+            isa: limits.isa,
+            out_features: self.out_features as usize,
+            in_features: self.in_features as usize,
+            rows: self.rows.iter().map(|rows| *rows as usize).collect(),
+            time: Duration::from_millis(300),
+        };
+        let report = linear(&bench, |codec| codec.to_string().contains(&self.codec))?;
+        if self.common.json {
+            print::json(&report)?;
+        } else {
+            print::text(&linear_text(&report))?;
+        }
+        Ok(Exit::Done)
+    }
+}
+
+fn linear_text(report: &LinearReport) -> String {
+    let columns = [
+        ("codec", false),
+        ("path", false),
+        ("rows", true),
+        ("Gweights/s", true),
+        ("weights GB/s", true),
+        ("of read rate", true),
+        ("GFLOP/s", true),
+    ];
+    let mut table = print::Table::new(&columns);
+    for rate in &report.rates {
+        table.row([
+            rate.codec.clone(),
+            rate.path.to_string(),
+            rate.rows.to_string(),
+            format!("{:.2}", rate.gweights_per_s),
+            format!("{:.2}", rate.gb_per_s),
+            format!("{:.0} %", 100.0 * rate.of_bandwidth),
+            format!("{:.0}", rate.gflop_per_s),
+        ]);
+    }
+    format!(
+        "{} x {} weights, {} threads, {} kernels; memory reads {:.1} GB/s\n\n{}",
+        report.out_features,
+        report.in_features,
+        report.threads,
+        report.isa,
+        report.read_gb_per_s,
+        table.render()
+    )
 }
 
 fn report_text(report: &EncodeReport) -> String {

@@ -1604,3 +1604,101 @@ mod x86 {
         tables
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every operation on bytes and on several vectors, over `bytes`: results as bits.
+    struct Operations<'a> {
+        bytes: &'a [u8; 4 * LANES * LANES],
+    }
+
+    impl Kernel for Operations<'_> {
+        type Output = Vec<[u32; LANES]>;
+
+        #[inline(always)]
+        fn run<V: Lanes>(self) -> Self::Output {
+            let (rows, _) = self.bytes.as_chunks::<{ 4 * LANES }>();
+            let mut all = [V::splat(0.0); LANES];
+            for (to, row) in all.iter_mut().zip(rows) {
+                *to = V::load_bytes(row);
+            }
+            let mut out = Vec::new();
+            let mut note = |found: V| {
+                let mut lanes = [0.0; LANES];
+                found.store(&mut lanes);
+                out.push(lanes.map(f32::to_bits));
+            };
+            V::transpose(all).into_iter().for_each(&mut note);
+            for count in [2, 4, 8, 16] {
+                note(V::group_sums(&all[..count]));
+            }
+            for pair in all.windows(2) {
+                note(pair[0].dot_bytes(pair[0], pair[1]));
+                note(V::splat_bits(0).dot_bytes(pair[1], pair[0]));
+            }
+            let nibbles = all[0].and(V::splat_bits(0x0f0f_0f0f));
+            note(nibbles.pick_bytes(&[0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 250, 255]));
+            for len in [0, 1, 4, 12, 16, 31, 32, 48, 63, 64] {
+                note(V::load_bytes_part(&self.bytes[..len]));
+                note(V::load_bf16_part(&self.bytes[..len.min(32) / 2 * 2]));
+                note(V::widen_bytes_part(&self.bytes[..len.min(16)]));
+            }
+            for codes in [0, 8, 16, 32, 56, 64] {
+                note(V::byte_codes::<2>(&self.bytes[..codes / 4]));
+                note(V::byte_codes::<3>(&self.bytes[..codes * 3 / 8]));
+                note(V::byte_codes::<4>(&self.bytes[..codes / 2]));
+                note(V::byte_codes::<5>(&self.bytes[..codes * 5 / 8]));
+                note(V::byte_codes::<6>(&self.bytes[..codes * 6 / 8]));
+                note(V::byte_codes::<8>(&self.bytes[..codes]));
+            }
+            let numbers = V::from_bytes(*self.bytes.first_chunk().expect("sixteen bytes"));
+            let sums = [numbers; LANES];
+            note(V::sums(sums));
+            note(numbers.sub(V::splat(128.0)).to_int().to_float());
+            note(V::widen_bytes(*self.bytes.last_chunk().expect("sixteen bytes")).pick(numbers));
+            out
+        }
+    }
+
+    #[test]
+    fn operations_on_bytes_and_on_several_vectors_are_the_definition_on_every_isa() {
+        let mut state = 1u64;
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        };
+        let mut cases = vec![[0u8; 4 * LANES * LANES], [255; 4 * LANES * LANES], [128; 4 * LANES * LANES]];
+        // The greatest products of one sign: codes of 255 with 127 and with -128.
+        cases.push(std::array::from_fn(|i| if i / 64 % 2 == 0 { 255 } else { 127 }));
+        cases.push(std::array::from_fn(|i| if i / 64 % 2 == 0 { 255 } else { 128 }));
+        cases.extend((0..50).map(|_| std::array::from_fn(|_| random())));
+        for bytes in &cases {
+            let expected = dispatch(Isa::Scalar, Operations { bytes });
+            for isa in Isa::available() {
+                assert_eq!(dispatch(isa, Operations { bytes }), expected, "{isa}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_definitions_of_operations_on_bytes_are_what_their_names_say() {
+        let bytes: [u8; 64] = std::array::from_fn(|i| i as u8);
+        let lanes = Plain::load_bytes(&bytes);
+        // 1 + 4·0 + 5·1 + 6·2 + 7·3 in lane 1, with x from 0 to 3 in each lane.
+        let x = Plain::splat_bits(0x0302_0100);
+        assert_eq!(Plain::splat_bits(1).dot_bytes(lanes, x).0[1].to_bits(), 1 + 5 + 12 + 21);
+        let minus = Plain::splat_bits(0xffff_ffff);
+        assert_eq!(Plain::splat_bits(0).dot_bytes(lanes, minus).0[0].to_bits() as i32, -(1 + 2 + 3));
+        let ones = [Plain::splat_bits(1), Plain::splat_bits(10)];
+        let sums = Plain::group_sums(&ones).0.map(f32::to_bits);
+        assert_eq!(sums, std::array::from_fn(|g| if g < 8 { 2 } else { 20 }));
+        let rows: [Plain; LANES] = std::array::from_fn(|i| Plain::splat_bits(i as u32));
+        assert!(
+            Plain::transpose(rows)
+                .iter()
+                .all(|row| row.0.map(f32::to_bits) == std::array::from_fn(|i| i as u32))
+        );
+    }
+}

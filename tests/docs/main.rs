@@ -51,6 +51,8 @@ fn every_key_of_every_json_is_described_and_no_other() {
     check("diff", 1, &["diff", at, SOURCE, "--json"]);
     check("doctor", 0, &["doctor", "--json"]);
     check("bench encode", 0, &["bench", "encode", "--codec", "bf16", "--json"]);
+    let small = ["--out-features", "64", "--in-features", "64", "--rows", "1"];
+    check("bench linear", 0, &[&["bench", "linear", "--codec", "bf16", "--json"], &small[..]].concat());
 
     let formats = fs::read_to_string("docs/formats/provenance.md").unwrap();
     for file in ["provenance.json", "machine.json"] {
