@@ -203,7 +203,7 @@ impl Failure for HubError {
         Some(match self {
             BadRepo { .. } => "write it as in the page's address, such as `Qwen/Qwen2.5-0.5B`".into(),
             Unpinned { repo, .. } => format!(
-                "a branch or tag can move, so a build pins the commit: \
+                "a branch or tag can move, so a source pins the commit: \
                  open the history of `{repo}` on the hub and copy the full commit hash"
             ),
             NoCacheFolder => "set `HF_HOME` to a folder with enough room".into(),

@@ -238,6 +238,11 @@ pub(super) fn rope(keys: Keys<'_>, head_dim: usize, part: f64, p: &mut Vec<ArchE
 }
 
 /// `rms_norm_eps`, or the family's default.
-pub(super) fn eps(keys: Keys<'_>) -> f32 {
-    keys.get("rms_norm_eps").and_then(Value::as_f64).unwrap_or(1e-6) as f32
+pub(super) fn eps(keys: Keys<'_>, p: &mut Vec<ArchError>) -> f32 {
+    let eps = keys.get("rms_norm_eps").and_then(Value::as_f64).unwrap_or(1e-6) as f32;
+    if !(eps > 0.0 && eps <= 1.0) {
+        let found = keys.get("rms_norm_eps").cloned().unwrap_or(Value::Null);
+        p.push(keys.bad("rms_norm_eps", &found, "a number above 0 and at most 1 is needed"));
+    }
+    eps
 }

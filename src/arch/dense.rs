@@ -178,7 +178,7 @@ impl Arch for Dense {
             head: (!model.tied).then_some("lm_head"),
             hidden,
             vocab,
-            eps: decoder::eps(keys),
+            eps: decoder::eps(keys, p),
             context: keys
                 .get("max_position_embeddings")
                 .and_then(Value::as_u64)

@@ -456,6 +456,16 @@ impl Arch for Qwen35 {
             );
             p.push(keys.bad("linear_key_head_dim", &found, &needed));
         }
+        let every_layer = "every layer of this family has experts, and their weights are renormalised";
+        for (key, usual) in [
+            ("norm_topk_prob", Value::from(true)),
+            ("decoder_sparse_step", 1.into()),
+            ("mlp_only_layers", Value::Array(Vec::new())),
+        ] {
+            if let Some(value) = keys.get(key).filter(|value| self.experts && **value != usual) {
+                p.push(keys.bad(key, value, every_layer));
+            }
+        }
         let kind = |i| match d.full_attention(i) {
             true => MixerKind::Attention { window: None },
             false => MixerKind::DeltaNet,
@@ -473,7 +483,7 @@ impl Arch for Qwen35 {
             head: (!model.tied).then_some("language_model.lm_head"),
             hidden: d.hidden as usize,
             vocab: d.vocab as usize,
-            eps: decoder::eps(keys),
+            eps: decoder::eps(keys, p),
             context: keys
                 .get("max_position_embeddings")
                 .and_then(Value::as_u64)

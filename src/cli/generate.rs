@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::model::{DraftArgs, ModelArgs, SamplingArgs, say_precisions};
 use super::{CliError, Common, print};
+use crate::arch::Config;
 use crate::failure::{Exit, Outcome};
 use crate::generate::{Continuation, Finish, Request, Session};
 use crate::process::PeakMemory;
@@ -67,7 +68,10 @@ pub struct GenerateArgs {
 
 impl GenerateArgs {
     pub fn run(self) -> Outcome<Exit> {
+        let stop = interrupt(|| {})?;
         let dir = self.model.folder()?;
+        // A folder that holds no model at all should say so first.
+        Config::read_packed(&dir)?;
         let settings = GenerationConfig::read(&dir)?;
         let mut sampler = Sampler::new(self.sampling.over(&settings)?)?;
         let by_ids = self.prompt_ids.is_some();
@@ -95,14 +99,14 @@ impl GenerateArgs {
             );
         }
         say_precisions(&model);
-        let stop = interrupt(|| {})?;
         let request = Request {
             sampler: &mut sampler,
             max_tokens: self.max_tokens,
             ends: &ends,
             draft: self.draft.tokens(),
+            stop: &|| stop.load(Ordering::Relaxed),
         };
-        let show = |text: &str| if self.common.json { Ok(()) } else { print::raw(text) };
+        let show = |text: &str| if self.common.json { Ok(true) } else { print::raw(text) };
         let mut session = Session::new(&model);
         let answer =
             continue_with(&mut session, &prompt, request, tokenizer.as_ref(), &self.stop, &stop, &show)?;
@@ -183,7 +187,7 @@ fn continue_with(
     tokenizer: Option<&Tokenizer>,
     stops: &[String],
     interrupted: &AtomicBool,
-    show: &dyn Fn(&str) -> Result<(), CliError>,
+    show: &dyn Fn(&str) -> Result<bool, CliError>,
 ) -> Outcome<Answer> {
     let mut stream = tokenizer.map(|tokenizer| Streamer::new(tokenizer, true));
     let mut matcher = StopMatcher::new(stops)?;
@@ -193,17 +197,20 @@ fn continue_with(
         show(piece)
     };
     let continuation = session.generate(prompt, request, &mut |token| {
-        let mut step = || -> Outcome<()> {
+        let mut step = || -> Outcome<bool> {
             if let Some(stream) = &mut stream {
-                put(matcher.push(stream.push(token)?), &mut text)?;
+                return Ok(put(matcher.push(stream.push(token)?), &mut text)?);
             }
-            Ok(())
+            Ok(true)
         };
-        if let Err(error) = step() {
-            failed = Some(error);
-            return ControlFlow::Break(());
-        }
-        match matcher.stopped() || interrupted.load(Ordering::Relaxed) {
+        let read = match step() {
+            Ok(read) => read,
+            Err(error) => {
+                failed = Some(error);
+                return ControlFlow::Break(());
+            }
+        };
+        match !read || matcher.stopped() || interrupted.load(Ordering::Relaxed) {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         }
@@ -290,7 +297,7 @@ fn interrupt(idle: impl Fn() + Send + 'static) -> Outcome<Arc<AtomicBool>> {
 /// Talk with a model.
 ///
 /// Each line is a message; `/reset` starts anew, `/quit` or the end of input ends. Ctrl-C breaks an answer off and
-/// keeps the conversation.
+/// keeps the conversation; at the prompt, twice, it ends.
 #[derive(Debug, Args)]
 pub struct ChatArgs {
     #[command(flatten)]
@@ -320,10 +327,12 @@ impl ChatArgs {
         ctrlc::set_handler(move || {
             let again = flags.1.swap(true, Ordering::Relaxed);
             if !flags.0.load(Ordering::Relaxed) {
-                if again {
+                // Nobody is there to ask.
+                if again || !std::io::stdin().is_terminal() {
                     std::process::exit(Exit::Interrupted as i32);
                 }
                 print::say("\n(once more, or /quit, to end)");
+                let _ = write!(std::io::stderr(), "> ").and_then(|()| std::io::stderr().flush());
             }
         })
         .map_err(|error| CliError::Signals(error.to_string()))?;
@@ -339,19 +348,27 @@ impl ChatArgs {
         let mut talk = Talk::new(self.system.as_deref());
         let mut session = Session::new(&model);
         let terminal = std::io::stdin().is_terminal();
-        let mut lines = std::io::stdin().lock().lines();
+        let mut lines = std::io::stdin().lock().split(b'\n');
         loop {
             if terminal {
                 let _ = write!(std::io::stderr(), "> ").and_then(|()| std::io::stderr().flush());
             }
             let Some(line) = lines.next() else { return Ok(Exit::Done) };
             let line = line.map_err(|error| CliError::Prompt { path: "-".into(), error })?;
+            let Ok(line) = String::from_utf8(line) else {
+                print::say("that line is not UTF-8 and was not sent");
+                continue;
+            };
             match line.trim() {
                 "" => continue,
                 "/quit" => return Ok(Exit::Done),
                 "/reset" => {
                     talk = Talk::new(self.system.as_deref());
                     session = Session::new(&model);
+                    continue;
+                }
+                other if other.starts_with('/') => {
+                    print::say("the commands are /reset and /quit; a message does not begin with `/`");
                     continue;
                 }
                 _ => {}
@@ -361,6 +378,9 @@ impl ChatArgs {
             let room = model.config().context.unwrap_or(usize::MAX);
             if prompt.len() > room {
                 let full = RuntimeError::ContextFull { tokens: prompt.len(), context: room };
+                if self.json {
+                    print::json_line(&json!({ "user": line, "error": full.to_string() }))?;
+                }
                 print::failure(&full);
                 print::say("the last message is forgotten; `/reset` starts anew");
                 talk.take_back();
@@ -373,17 +393,17 @@ impl ChatArgs {
                 max_tokens: self.max_tokens,
                 ends: &ends,
                 draft: self.draft.tokens(),
+                stop: &|| stop.load(Ordering::Relaxed),
             };
-            let show = |text: &str| if self.json { Ok(()) } else { print::raw(text) };
+            let show = |text: &str| if self.json { Ok(true) } else { print::raw(text) };
             let answer = continue_with(&mut session, &prompt, request, Some(&tokenizer), &[], &stop, &show)?;
             answering.store(false, Ordering::Relaxed);
             stop.store(false, Ordering::Relaxed);
             if self.json {
-                let turn = json!({
+                print::json_line(&json!({
                     "user": line, "assistant": answer.text, "finish_reason": answer.finish,
                     "timings": timings(&answer.continuation),
-                });
-                print::text(&format!("{turn}\n"))?;
+                }))?;
             } else {
                 print::text("\n")?;
                 print::say(&summary(&answer.continuation, answer.finish));

@@ -175,7 +175,7 @@ impl Failure for CliError {
                 Some("write `hub:ORG/NAME@COMMIT`, with the full commit hash".to_owned())
             }
             CliError::NoFolder { .. } => Some("give a model's folder, or `hub:ORG/NAME@COMMIT`".to_owned()),
-            CliError::Prompt { .. } => Some("the prompt must be UTF-8 text".to_owned()),
+            CliError::Prompt { .. } => Some("name a file of UTF-8 text, or `-` for stdin".to_owned()),
             CliError::NoLock { .. } => Some("write it with `tqc build RECIPE --write-lock`".to_owned()),
             _ => None,
         }

@@ -17,20 +17,41 @@ pub fn text(text: &str) -> Result<(), CliError> {
 }
 
 /// Writes a model's text to stdout as it is; on a terminal, control characters are shown and not obeyed.
-pub fn raw(text: &str) -> Result<(), CliError> {
+///
+/// Whether anybody reads it: a closed pipe is the reader's choice, and the end of the work.
+pub fn raw(text: &str) -> Result<bool, CliError> {
     use std::io::IsTerminal as _;
     let mut out = std::io::stdout().lock();
     let shown = if out.is_terminal() { clean(text) } else { text.to_owned() };
     match out.write_all(shown.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(CliError::Stdout(error)),
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(CliError::Stdout(error)),
     }
 }
 
 /// Writes one JSON object to stdout.
 pub fn json<T: Serialize>(value: &T) -> Result<(), CliError> {
     let bytes = crate::artifact::config::pretty_json(value);
-    text(&String::from_utf8_lossy(&bytes))
+    text(&escaped(&String::from_utf8_lossy(&bytes)))
+}
+
+/// Writes one JSON object to stdout, as one line.
+pub fn json_line(value: &serde_json::Value) -> Result<(), CliError> {
+    text(&escaped(&format!("{value}\n")))
+}
+
+/// JSON leaves DEL and the C1 control characters as they are; here they are escaped as JSON escapes them.
+fn escaped(json: &str) -> String {
+    let escape = |c: char| match c {
+        '\u{7f}'..='\u{9f}' => format!("\\u{:04x}", u32::from(c)),
+        c => c.to_string(),
+    };
+    if json.contains(|c| matches!(c, '\u{7f}'..='\u{9f}')) {
+        json.chars().map(escape).collect()
+    } else {
+        json.to_owned()
+    }
 }
 
 /// Writes a line to stderr; nobody is left to tell if that fails.
@@ -125,6 +146,13 @@ mod tests {
         let mut table = Table::new(&[("name", false)]);
         table.row(["é".repeat(100_000)]);
         assert_eq!(table.render().lines().last().map(|line| line.chars().count()), Some(WIDEST + 3));
+    }
+
+    #[test]
+    fn json_stays_json_whatever_characters_are_in_it() {
+        let value = serde_json::json!({ "text": "a\u{1b}b\u{7f}c\u{85}d\u{9f}e\u{a0}é" });
+        let text = clean(&escaped(&format!("{value}\n")));
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
     }
 
     #[test]

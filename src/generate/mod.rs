@@ -81,7 +81,6 @@ pub struct Timings {
 }
 
 /// What a continuation is made by.
-#[derive(Debug)]
 pub struct Request<'a> {
     /// Chooses tokens.
     pub sampler: &'a mut Sampler,
@@ -91,6 +90,8 @@ pub struct Request<'a> {
     pub ends: &'a [u32],
     /// Tokens to guess at a time with the draft head; 0 goes without it.
     pub draft: usize,
+    /// Asked between parts of a long prompt: whether to break off.
+    pub stop: &'a dyn Fn() -> bool,
 }
 
 /// The result of [`Session::generate`].
@@ -167,7 +168,7 @@ impl<'a> Session<'a> {
         request: Request<'_>,
         take: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Continuation, GenerateError> {
-        let Request { sampler, max_tokens, ends, draft } = request;
+        let Request { sampler, max_tokens, ends, draft, stop } = request;
         let model = self.model;
         if draft > 0 {
             model.draft()?;
@@ -184,7 +185,7 @@ impl<'a> Session<'a> {
         sampler.see(prompt);
         let start = Instant::now();
         let fresh = &prompt[self.seen.len()..];
-        let logits = self.read(fresh)?;
+        let logits = self.read(fresh, stop)?;
         let mut out = Continuation {
             tokens: Vec::new(),
             end: None,
@@ -213,6 +214,10 @@ impl<'a> Session<'a> {
             }
             ControlFlow::Continue(())
         };
+        let Some(logits) = logits else {
+            out.finish = Finish::Interrupted;
+            return Ok(out);
+        };
         if max_tokens == 0 {
             return Ok(out);
         }
@@ -230,23 +235,28 @@ impl<'a> Session<'a> {
         Ok(out)
     }
 
-    /// Takes more of the prompt through the trunk; the logits of its last token.
-    fn read(&mut self, tokens: &[u32]) -> Result<Vec<f32>, GenerateError> {
-        if self.draft.is_none() {
-            let pass = self.model.forward(&mut self.state, tokens, Want::Last)?;
-            self.seen.extend_from_slice(tokens);
-            return Ok(pass.logits);
-        }
-        // In parts, so that hidden states do not pile up: the draft head takes each part's before the next.
-        let mut logits = Vec::new();
-        for (i, part) in tokens.chunks(PART).enumerate() {
-            if i > 0 {
+    /// Takes more of the prompt through the trunk, part by part; the logits of its last token, or none if `stop`
+    /// broke it off.
+    ///
+    /// The parts are those of [`Model::forward`], and the draft head takes each one's hidden states before the next,
+    /// so that they do not pile up.
+    fn read(&mut self, tokens: &[u32], stop: &dyn Fn() -> bool) -> Result<Option<Vec<f32>>, GenerateError> {
+        let drafting = self.draft.is_some();
+        let want = if drafting { Want::Hidden } else { Want::Last };
+        let mut logits = None;
+        for (i, part) in tokens.chunks(self.model.rows_of_pass()).enumerate() {
+            if stop() {
+                return Ok(None);
+            }
+            if i > 0 && drafting {
                 self.feed(part[0])?;
             }
-            let pass = self.model.forward(&mut self.state, part, Want::Hidden)?;
-            self.pending.extend(pass.hidden);
+            let pass = self.model.forward(&mut self.state, part, want)?;
+            if drafting {
+                self.pending.extend(pass.hidden);
+            }
             self.seen.extend_from_slice(part);
-            logits = pass.logits;
+            logits = Some(pass.logits);
         }
         Ok(logits)
     }
@@ -340,8 +350,5 @@ impl<'a> Session<'a> {
         Ok(guesses)
     }
 }
-
-/// Tokens of a prompt between two turns of the draft head.
-const PART: usize = 512;
 
 type Emit<'a> = dyn FnMut(&mut Continuation, u32) -> ControlFlow<()> + 'a;

@@ -225,6 +225,11 @@ impl Model {
         State::new(&self.weights.decoder)
     }
 
+    /// Tokens that [`Model::forward`] takes through the layers together.
+    pub fn rows_of_pass(&self) -> usize {
+        rows_of_pass(self.config())
+    }
+
     /// Bytes of weights that one token reads: all linear layers, and the head.
     pub fn bytes_per_token(&self) -> u64 {
         let layers = self.layers.iter().flat_map(Layer::linears);

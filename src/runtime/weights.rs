@@ -55,6 +55,7 @@ impl Weights {
     /// missing, unknown, of another shape or of another dtype than the codec's.
     pub fn open(dir: &Path) -> Outcome<Self> {
         let (config, packing) = Config::read_packed(dir)?;
+        config.check_float()?;
         let arch = registry::find(&config)?;
         let links = Links::of_folder(dir);
         let main = Arc::new(Checkpoint::open_with(dir, &links)?);

@@ -26,3 +26,25 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
         panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
     format!("the library that reads it gave up: {}", text.unwrap_or("no reason given"))
 }
+
+thread_local! {
+    /// Whether this thread expects a panic and will report it itself.
+    static QUIET: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Runs `work` without the message that a panic inside it would print.
+fn quietly<T>(work: impl FnOnce() -> T) -> T {
+    static HOOK: std::sync::Once = std::sync::Once::new();
+    HOOK.call_once(|| {
+        let shown = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !QUIET.get() {
+                shown(panic);
+            }
+        }));
+    });
+    let before = QUIET.replace(true);
+    let result = work();
+    QUIET.set(before);
+    result
+}

@@ -168,7 +168,7 @@ fn parse(file: &Path, bytes: &[u8]) -> Result<tokenizers::Tokenizer, TextError> 
 
 /// Runs code of the `tokenizers` crate: it has panics that a damaged tokenizer.json can reach.
 fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| super::panic_text(panic.as_ref()))
+    super::quietly(|| catch_unwind(AssertUnwindSafe(work))).map_err(|panic| super::panic_text(panic.as_ref()))
 }
 
 /// Whether each token has the id that its file says: the crate numbers added tokens itself.

@@ -3,7 +3,7 @@
 //! Prompts and answers are those of `goldens/runtime`, made by transformers.
 
 use std::fs;
-use std::io::{BufRead as _, Write as _};
+use std::io::{BufRead as _, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -334,30 +334,42 @@ fn a_chat_keeps_the_conversation_and_reads_only_what_is_new() {
     }
 }
 
-/// A chat whose turns are read one by one.
+/// A chat that is read while it goes on.
 struct Talk {
     child: std::process::Child,
     input: std::process::ChildStdin,
-    output: std::io::Lines<std::io::BufReader<std::process::ChildStdout>>,
+    answers: std::process::ChildStdout,
+    notes: std::io::Lines<std::io::BufReader<std::process::ChildStderr>>,
 }
 
 impl Talk {
     fn begin(more: &[&str]) -> Self {
-        let mut args = args!["chat", demo(), "--json"];
+        let mut args = args!["chat", demo()];
         args.extend(more.iter().map(Into::into));
-        let mut child =
-            command(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let input = child.stdin.take().unwrap();
-        let output = std::io::BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { child, input, output }
+        let mut command = command(args);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let (input, answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let notes = std::io::BufReader::new(child.stderr.take().unwrap()).lines();
+        Self { child, input, answers, notes }
     }
 
     fn say(&mut self, line: &str) {
         writeln!(self.input, "{line}").unwrap();
     }
 
-    fn turn(&mut self) -> Value {
-        serde_json::from_str(&self.output.next().expect("the chat goes on").unwrap()).unwrap()
+    /// Waits until there is more of an answer.
+    fn hear(&mut self) {
+        assert_ne!(self.answers.read(&mut [0; 64]).unwrap(), 0, "the chat goes on");
+    }
+
+    /// Waits for the line that ends an answer.
+    fn end_of_answer(&mut self) -> String {
+        self.notes
+            .by_ref()
+            .map(Result::unwrap)
+            .find(|line| line.contains("ended by"))
+            .expect("the chat goes on")
     }
 
     fn interrupt(&self) {
@@ -369,40 +381,38 @@ impl Talk {
 #[test]
 fn ctrl_c_breaks_an_answer_off_and_the_conversation_goes_on() {
     // At this temperature answers seldom end by themselves.
-    let slow = ["--threads", "1", "--isa", "scalar", "--max-tokens", "400"];
-    let mut talk = Talk::begin(&[&["--temperature", "100"][..], &slow].concat());
-    // Once there is an answer, signals are handled.
+    let mut talk =
+        Talk::begin(&["--temperature", "100", "--threads", "1", "--isa", "scalar", "--max-tokens", "300"]);
     talk.say("Go on and on.");
-    talk.turn();
-    let mut broken = 0;
-    for _ in 0..20 {
-        talk.say("Go on and on.");
-        std::thread::sleep(std::time::Duration::from_millis(60));
-        talk.interrupt();
-        broken += usize::from(talk.turn()["finish_reason"] == "interrupted");
-        talk.say("/reset");
-        if broken == 2 {
-            break;
-        }
-    }
-    assert_eq!(broken, 2, "no answer was broken off by Ctrl-C");
+    talk.hear();
+    talk.interrupt();
+    assert!(talk.end_of_answer().ends_with("ended by interrupted"));
+    talk.say("And on.");
+    assert!(!talk.end_of_answer().ends_with("ended by interrupted"));
     talk.say("/quit");
     assert_eq!(talk.child.wait().unwrap().code(), Some(0));
 }
 
 #[test]
-fn two_ctrl_c_at_the_prompt_end_a_chat() {
+fn a_signal_between_answers_ends_a_chat_that_nobody_types() {
     let mut talk = Talk::begin(&["--max-tokens", "1"]);
     talk.say("Hello");
-    talk.turn();
-    // A signal that comes while another is pending is lost, so some are sent.
-    for _ in 0..50 {
-        talk.interrupt();
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        if let Some(status) = talk.child.try_wait().unwrap() {
-            assert_eq!(status.code(), Some(130));
-            return;
-        }
-    }
-    panic!("the chat did not end");
+    talk.end_of_answer();
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    talk.interrupt();
+    assert_eq!(talk.child.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn ctrl_c_ends_the_reading_of_a_long_prompt() {
+    let prompt = vec!["5"; 1000].join(",");
+    let args =
+        args!["generate", demo(), "--prompt-ids", prompt, "--isa", "scalar", "--threads", "1", "--json"];
+    // The model reads this prompt for some seconds, unless it is told to stop.
+    let child = command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let pid = child.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
 }
