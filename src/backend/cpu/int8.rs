@@ -20,7 +20,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::quantized::{Half, Order, Quantized, Tile, UNIT};
+use super::quantized::{Half, Order, Quantized, TALL, Tile, UNIT};
 use crate::backend::Columns;
 use crate::codec::mxfp::{Mxfp, e4m3_values};
 use crate::numeric::lanes::{Kernel, LANES, Lanes};
@@ -345,11 +345,9 @@ fn add_unit<V: Lanes, C: Codes, const GROUP: usize>(
     }
 }
 
-/// Rows of x in a tile: with [`WIDE`], eight sums, which hide the time that a product takes.
-pub(super) const TALL: usize = 4;
-
 /// Times sixteen rows of the weight that a tile passes over at once: each value of x is then loaded once for two
-/// products. In the first-level cache 1 does 3.2, and 2 does 6.0 products of 64 bytes a nanosecond (Zen 5).
+/// products, and a tile of [`TALL`] rows has enough sums to hide the time that a product takes. In the first-level
+/// cache 1 does 3.2, and 2 does 6.0 products of 64 bytes a nanosecond (Zen 5).
 const WIDE: usize = 2;
 
 /// Tiles that pass over a turned block of the weight before the next is turned.
@@ -415,7 +413,6 @@ impl<C: Codes> Kernel for Turned<'_, C> {
             };
             for far in (0..tiles).step_by(FAR) {
                 let sums = &mut room.sums[..FAR.min(tiles - far)];
-                sums.fill(NO_SUMS);
                 for block in 0..x.groups / LANES {
                     let first = block * in_block;
                     let mut scales = [[V::splat(0.0); LANES]; WIDE];
@@ -438,18 +435,26 @@ impl<C: Codes> Kernel for Turned<'_, C> {
                     }
                 }
                 for (i, sums) in sums.iter().enumerate() {
-                    for t in 0..TALL.min(t_count - (far + i) * TALL) {
-                        for i_rows in 0..WIDE {
-                            let rows = sixteens(i_rows);
+                    // The first block has set no more lanes than there are groups.
+                    let sums = &sums[..LANES.min(in_features / group)];
+                    let first_t = (far + i) * TALL;
+                    for t in first_t..t_count.min(first_t + TALL) {
+                        for i in 0..WIDE {
+                            let rows = sixteens(i);
                             if rows.is_empty() {
                                 continue;
                             }
-                            let mut y = [0.0; LANES];
-                            add_lanes::<V>(sums, t, i_rows).store(&mut y);
-                            let y = &y[..rows.len()];
+                            let y = add_lanes::<V>(sums, t - first_t, i);
                             // SAFETY: rows of the weight, and so columns of the output, are given to one call
                             // each.
-                            unsafe { out.row((far + i) * TALL + t, rows) }.copy_from_slice(y);
+                            let out = unsafe { out.row(t, rows) };
+                            if let Ok(sixteen) = out.try_into() {
+                                y.store(sixteen);
+                            } else {
+                                let mut all = [0.0; LANES];
+                                y.store(&mut all);
+                                out.copy_from_slice(&all[..out.len()]);
+                            }
                         }
                     }
                 }
@@ -459,8 +464,10 @@ impl<C: Codes> Kernel for Turned<'_, C> {
 }
 
 /// The sums of the `i`-th sixteen rows of the weight with row `t` of a tile: their lanes added in halves.
+///
+/// Lanes that are not there are 0, and adding that changes no lane: none is -0.
 #[inline(always)]
-fn add_lanes<V: Lanes>(sums: &Sums, t: usize, i: usize) -> V {
+fn add_lanes<V: Lanes>(sums: &[[[Line; WIDE]; TALL]], t: usize, i: usize) -> V {
     let mut lanes = [V::splat(0.0); LANES];
     for (lane, sums) in lanes.iter_mut().zip(sums) {
         *lane = V::load(&sums[t][i].0);
@@ -518,7 +525,7 @@ struct Block<'a, V> {
 }
 
 impl<V: Lanes> Block<'_, V> {
-    /// Adds the block's part of a tile's outputs to `sums`.
+    /// Adds the block's part of a tile's outputs to `sums`; the first block sets them.
     #[inline(always)]
     fn multiply<C: Codes>(&self, x: Tile<'_>, sums: &mut Sums) {
         let Self { codes, group, .. } = *self;
@@ -568,7 +575,8 @@ impl<V: Lanes> Block<'_, V> {
             for (t, (sums, products)) in sums.iter_mut().zip(products).enumerate() {
                 for (i, (sum, product)) in sums.iter_mut().zip(products).enumerate() {
                     let scale = self.scales[i][g].mul(V::splat(x_scales[t]));
-                    let mut total = scale.fma(product.to_float(), V::load(&sum.0));
+                    let before = if self.block == 0 { V::splat(0.0) } else { V::load(&sum.0) };
+                    let mut total = scale.fma(product.to_float(), before);
                     if C::BIASES {
                         total = self.biases[i][g].fma(V::splat(x_biases[t]), total);
                     }

@@ -109,7 +109,19 @@ pub struct Input<'a> {
     values: &'a [f32],
     in_features: usize,
     /// For each order of codes and group size that a layer has asked for.
-    quantized: [[OnceLock<Box<Quantized>>; 4]; 2],
+    quantized: [[Cached; 4]; 2],
+}
+
+/// An input's rows in one form.
+#[derive(Debug, Default)]
+struct Cached(OnceLock<Quantized>);
+
+impl Drop for Cached {
+    fn drop(&mut self) {
+        if let Some(quantized) = self.0.take() {
+            quantized.spare();
+        }
+    }
 }
 
 impl<'a> Input<'a> {
@@ -149,9 +161,9 @@ impl<'a> Input<'a> {
             128 => 3,
             _ => unreachable!("no codec has groups of {group}"),
         };
-        of_order[index].get_or_init(|| {
-            let tall = if self.rows() < fast::TURN { 1 } else { int8::TALL };
-            let mut quantized = Box::new(Quantized::new(self.rows(), self.in_features, group, tall));
+        of_order[index].0.get_or_init(|| {
+            let tall = if self.rows() < fast::TURN { 1 } else { quantized::TALL };
+            let mut quantized = Quantized::new(self.rows(), self.in_features, group, tall);
             let tiles = quantized.tiles_mut();
             let one = |(x, mut to): (&[f32], TileMut<'_>)| {
                 dispatch(isa, Quantize { x, in_features: self.in_features, order, to: &mut to });

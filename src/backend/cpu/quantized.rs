@@ -7,13 +7,18 @@
 //! is NaN.
 //!
 //! Codes lie in units of 128, two cache lines each: as they are, or first all with even k and then all with odd k.
-//! Rows are filled up with codes of 0 and groups of scale 0 to whole blocks of sixteen groups. Several rows that
+//! Rows are filled up with codes of 0 and groups of scale 0 to whole blocks of sixteen groups; tiles with anything. Several rows that
 //! pass over a weight together lie four codes of each row after the other, and so do their scales.
+
+use std::cell::RefCell;
 
 use crate::numeric::lanes::{Kernel, LANES, Lanes};
 
 /// Codes in a unit.
 pub(super) const UNIT: usize = 128;
+
+/// Rows side by side where there are many.
+pub(super) const TALL: usize = 4;
 
 /// In which order the codes of a unit lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +35,7 @@ pub(super) enum Order {
 pub(super) struct Half(pub [u8; UNIT / 2]);
 
 /// Quantized rows.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Quantized {
     /// Rows that lie side by side: a tile.
     tall: usize,
@@ -59,22 +64,38 @@ pub(super) struct Tile<'a> {
     pub sums: &'a [f32],
 }
 
+thread_local! {
+    static SPARE: RefCell<Vec<Quantized>> = const { RefCell::new(Vec::new()) };
+}
+
 impl Quantized {
-    /// Room for `rows` of `in_features`, `tall` side by side.
+    /// Room for `rows` of `in_features`, `tall` side by side, until [`Quantize`] has filled it; in the memory of one
+    /// that is no longer needed, if this thread has such.
     pub fn new(rows: usize, in_features: usize, group: usize, tall: usize) -> Self {
         let groups = in_features.div_ceil(group).next_multiple_of(LANES);
         let units = groups * group / UNIT;
         let rows = rows.next_multiple_of(tall);
-        Self {
-            tall,
-            group,
-            units,
-            groups,
-            codes: vec![Half([0; UNIT / 2]); rows * units * 2],
-            scales: vec![0.0; rows * groups],
-            biases: vec![0.0; rows * groups],
-            sums: vec![0.0; rows * groups],
+        let mut new = SPARE.with_borrow_mut(Vec::pop).unwrap_or_default();
+        (new.tall, new.group, new.units, new.groups) = (tall, group, units, groups);
+        new.codes.resize(rows * units * 2, Half([0; UNIT / 2]));
+        for values in [&mut new.scales, &mut new.biases, &mut new.sums] {
+            values.resize(rows * groups, 0.0);
         }
+        new
+    }
+
+    /// Lets [`Quantized::new`] have the memory: to get some hundred KiB anew for each layer would cost a tenth of
+    /// the time to multiply by it.
+    pub fn spare(self) {
+        /// One for each input that may be alive in a layer.
+        const MOST: usize = 4;
+        // A thread that ends has no use for it.
+        let _ = SPARE.try_with(|spare| {
+            let mut spare = spare.borrow_mut();
+            if spare.len() < MOST {
+                spare.push(self);
+            }
+        });
     }
 
     /// Rows of a tile.
@@ -138,37 +159,63 @@ impl Kernel for Quantize<'_, '_> {
     fn run<V: Lanes>(self) {
         let Self { x, in_features, order, to } = self;
         let (group, tall) = (to.group, to.tall);
-        // A whole row by k first: what has just been stored in sixteens cannot be loaded at once in another shape.
-        let mut by_k = vec![0; to.codes.len() / (2 * tall) * UNIT];
-        for (i, x) in x.chunks(in_features).enumerate() {
+        let row = to.codes.len() / (2 * tall) * UNIT;
+        // Whole rows by k first: what has just been stored in sixteens cannot be loaded at once in another shape.
+        let mut by_k = vec![0; tall * row];
+        for (i, (x, by_k)) in x.chunks(in_features).zip(by_k.chunks_exact_mut(row)).enumerate() {
+            for values in [&mut *to.scales, &mut *to.biases, &mut *to.sums] {
+                // Beyond the row's end.
+                for value in values[in_features / group * tall..].iter_mut().skip(i).step_by(tall) {
+                    *value = 0.0;
+                }
+            }
             for (g, (x, codes)) in x.chunks_exact(group).zip(by_k.chunks_exact_mut(group)).enumerate() {
                 let (scale, sum) = quantize_group::<V>(x, codes);
                 to.scales[g * tall + i] = scale;
                 to.biases[g * tall + i] = scale * sum;
                 to.sums[g * tall + i] = f32::from_bits(sum as i32 as u32);
             }
-            for (unit, codes) in to.codes.chunks_exact_mut(2 * tall).zip(by_k.as_chunks::<UNIT>().0) {
-                let mut halves = [[0; UNIT / 2]; 2];
-                let [first, second] = &mut halves;
-                match order {
-                    Order::Plain => {
-                        first.copy_from_slice(&codes[..UNIT / 2]);
-                        second.copy_from_slice(&codes[UNIT / 2..]);
-                    }
-                    Order::Split => {
-                        for (i, [even, odd]) in codes.as_chunks::<2>().0.iter().enumerate() {
-                            (first[i], second[i]) = (*even, *odd);
-                        }
-                    }
-                }
-                if tall == 1 {
-                    (unit[0].0, unit[1].0) = (halves[0], halves[1]);
-                } else {
-                    for (j, four) in halves.as_flattened().as_chunks::<4>().0.iter().enumerate() {
-                        let at = (j * tall + i) * 4;
-                        unit[at / (UNIT / 2)].0[at % (UNIT / 2)..][..4].copy_from_slice(four);
-                    }
-                }
+        }
+        let mut ordered = [[Half([0; UNIT / 2]); 2]; TALL];
+        for (u, unit) in to.codes.chunks_exact_mut(2 * tall).enumerate() {
+            for (by_k, ordered) in by_k.chunks_exact(row).zip(&mut ordered) {
+                order_unit(order, &by_k.as_chunks().0[u], ordered);
+            }
+            if tall == 1 {
+                unit.copy_from_slice(&ordered[0]);
+            } else {
+                interleave(&ordered, unit);
+            }
+        }
+    }
+}
+
+/// Puts a unit's codes in order.
+#[inline(always)]
+fn order_unit(order: Order, by_k: &[u8; UNIT], to: &mut [Half; 2]) {
+    let [Half(first), Half(second)] = to;
+    match order {
+        Order::Plain => {
+            first.copy_from_slice(&by_k[..UNIT / 2]);
+            second.copy_from_slice(&by_k[UNIT / 2..]);
+        }
+        Order::Split => {
+            for (i, [even, odd]) in by_k.as_chunks::<2>().0.iter().enumerate() {
+                (first[i], second[i]) = (*even, *odd);
+            }
+        }
+    }
+}
+
+/// Lays four codes of each row after the other.
+#[inline(always)]
+fn interleave(rows: &[[Half; 2]; TALL], to: &mut [Half]) {
+    for half in 0..2 {
+        let fours = rows.each_ref().map(|row| row[half].0.as_chunks::<4>().0);
+        let to = &mut to[half * TALL..(half + 1) * TALL];
+        for (j, to) in to.iter_mut().flat_map(|to| to.0.as_chunks_mut::<{ 4 * TALL }>().0).enumerate() {
+            for (to, four) in to.as_chunks_mut::<4>().0.iter_mut().zip(fours) {
+                *to = four[j];
             }
         }
     }
