@@ -412,8 +412,8 @@ impl<C: Codes> Kernel for Turned<'_, C> {
                 n..rows.end.min(n + LANES)
             };
             for far in (0..tiles).step_by(FAR) {
-                let sums = &mut room.sums[..FAR.min(tiles - far)];
-                for block in 0..x.groups / LANES {
+                let blocks = x.groups / LANES;
+                for block in 0..blocks {
                     let first = block * in_block;
                     let mut scales = [[V::splat(0.0); LANES]; WIDE];
                     let mut biases = scales;
@@ -430,30 +430,22 @@ impl<C: Codes> Kernel for Turned<'_, C> {
                     }
                     let groups = LANES.min(in_features / group - block * LANES);
                     let block = Block { codes: &room.codes, scales, biases, group, first, block, groups };
-                    for (i, sums) in sums.iter_mut().enumerate() {
-                        block.multiply::<C>(x.tile(far + i), sums);
-                    }
-                }
-                for (i, sums) in sums.iter().enumerate() {
-                    // The first block has set no more lanes than there are groups.
-                    let sums = &sums[..LANES.min(in_features / group)];
-                    let first_t = (far + i) * TALL;
-                    for t in first_t..t_count.min(first_t + TALL) {
-                        for i in 0..WIDE {
-                            let rows = sixteens(i);
-                            if rows.is_empty() {
-                                continue;
-                            }
-                            let y = add_lanes::<V>(sums, t - first_t, i);
-                            // SAFETY: rows of the weight, and so columns of the output, are given to one call
-                            // each.
-                            let out = unsafe { out.row(t, rows) };
-                            if let Ok(sixteen) = out.try_into() {
-                                y.store(sixteen);
-                            } else {
-                                let mut all = [0.0; LANES];
-                                y.store(&mut all);
-                                out.copy_from_slice(&all[..out.len()]);
+                    for tile in far..tiles.min(far + FAR) {
+                        // With one block, sums are of no use after the tile, and the cache can hold one.
+                        let sums = &mut room.sums[if blocks == 1 { 0 } else { tile - far }];
+                        block.multiply::<C>(x.tile(tile), sums);
+                        if block.block + 1 < blocks {
+                            continue;
+                        }
+                        for t in tile * TALL..t_count.min((tile + 1) * TALL) {
+                            for i in 0..WIDE {
+                                let rows = sixteens(i);
+                                if !rows.is_empty() {
+                                    let y = add_lanes::<V>(sums, t % TALL, i);
+                                    // SAFETY: rows of the weight, and so columns of the output, are given to one
+                                    // call each.
+                                    store(y, unsafe { out.row(t, rows) });
+                                }
                             }
                         }
                     }
@@ -463,21 +455,31 @@ impl<C: Codes> Kernel for Turned<'_, C> {
     }
 }
 
-/// The sums of the `i`-th sixteen rows of the weight with row `t` of a tile: their lanes added in halves.
-///
-/// Lanes that are not there are 0, and adding that changes no lane: none is -0.
+/// Writes at most sixteen lanes.
 #[inline(always)]
-fn add_lanes<V: Lanes>(sums: &[[[Line; WIDE]; TALL]], t: usize, i: usize) -> V {
-    let mut lanes = [V::splat(0.0); LANES];
-    for (lane, sums) in lanes.iter_mut().zip(sums) {
-        *lane = V::load(&sums[t][i].0);
+fn store<V: Lanes>(y: V, out: &mut [f32]) {
+    if let Ok(sixteen) = (&mut *out).try_into() {
+        y.store(sixteen);
+    } else {
+        let mut all = [0.0; LANES];
+        y.store(&mut all);
+        out.copy_from_slice(&all[..out.len()]);
     }
-    for half in [8, 4, 2, 1] {
-        for i in 0..half {
-            lanes[i] = lanes[i].add(lanes[i + half]);
-        }
+}
+
+/// The sums of the `i`-th sixteen rows of the weight with row `t` of a tile: their lanes added in halves.
+#[inline(always)]
+fn add_lanes<V: Lanes>(sums: &Sums, t: usize, i: usize) -> V {
+    let lane = |l: usize| V::load(&sums[l][t][i].0);
+    let mut eight = [V::splat(0.0); 8];
+    for (l, to) in eight.iter_mut().enumerate() {
+        *to = lane(l).add(lane(l + 8));
     }
-    lanes[0]
+    let mut four = [V::splat(0.0); 4];
+    for (l, to) in four.iter_mut().enumerate() {
+        *to = eight[l].add(eight[l + 4]);
+    }
+    four[0].add(four[2]).add(four[1].add(four[3]))
 }
 
 /// Turns unit `u` of at most sixteen rows: vector j has the unit's j-th four codes of each row, or anything.
@@ -539,6 +541,9 @@ impl<V: Lanes> Block<'_, V> {
         assert!(
             x.scales.len() >= (at + LANES) * TALL && x.codes.len() >= (self.first + group / 8) * 2 * TALL
         );
+        if self.block == 0 {
+            sums[self.groups..].fill([[Line([0.0; LANES]); WIDE]; TALL]);
+        }
         for (g, sums) in sums.iter_mut().enumerate().take(self.groups) {
             let starts = match C::ORDER {
                 Order::Plain => [g * 2 * run, (g * 2 + 1) * run],
