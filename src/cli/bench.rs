@@ -178,11 +178,7 @@ impl ModelBenchArgs {
         let tokens = tokens as usize;
         let bench = ModelBench { threads, isa, tokens, runs: usize::from(self.runs), precisions };
         let report = measure(&|| Weights::open(&dir), &bench)?;
-        if self.common.json {
-            print::json(&report)?;
-        } else {
-            print::text(&model_text(&report))?;
-        }
+        print::result(self.common.json, &report, model_text)?;
         Ok(Exit::Done)
     }
 }
@@ -273,11 +269,7 @@ impl EncodeArgs {
         some_codec(&self.codec)?;
         let bench = EncodeBench::new(limits.threads, limits.isa);
         let report = encode(&bench, |codec, _| codec.to_string().contains(&self.codec));
-        if self.common.json {
-            print::json(&report)?;
-        } else {
-            print::text(&report_text(&report))?;
-        }
+        print::result(self.common.json, &report, report_text)?;
         Ok(Exit::Done)
     }
 }
@@ -305,11 +297,7 @@ impl LinearArgs {
             time: Duration::from_millis(300),
         };
         let report = linear(&bench, |codec| codec.to_string().contains(&self.codec))?;
-        if self.common.json {
-            print::json(&report)?;
-        } else {
-            print::text(&linear_text(&report))?;
-        }
+        print::result(self.common.json, &report, linear_text)?;
         Ok(Exit::Done)
     }
 }

@@ -36,6 +36,15 @@ pub fn json<T: Serialize>(value: &T) -> Result<(), CliError> {
     text(&escaped(&String::from_utf8_lossy(&bytes)))
 }
 
+/// Writes a result to stdout: one JSON object, or `text_of` it.
+pub fn result<T: Serialize>(
+    as_json: bool,
+    value: &T,
+    text_of: impl FnOnce(&T) -> String,
+) -> Result<(), CliError> {
+    if as_json { json(value) } else { text(&text_of(value)) }
+}
+
 /// Writes one JSON object to stdout, as one line.
 pub fn json_line(value: &serde_json::Value) -> Result<(), CliError> {
     text(&escaped(&format!("{value}\n")))

@@ -33,8 +33,8 @@ pub trait Observer {
     /// The residual stream [rows, H] before the first layer (`layer` = 0) and after each (`layer` = its number + 1).
     fn residual(&mut self, _layer: usize, _rows: &[f32]) {}
 
-    /// The input [rows, K] of the linear layers with these paths.
-    fn linear_input(&mut self, _modules: &[&str], _rows: &[f32]) {}
+    /// The input [rows, K] of the linear layers with these paths below `layer`'s.
+    fn linear_input(&mut self, _layer: &str, _modules: &[&str], _rows: &[f32]) {}
 }
 
 /// Looks at nothing.
@@ -175,10 +175,8 @@ impl Layer {
         mixer.into_iter().chain(mlp).map(Linear::op).collect()
     }
 
-    fn see(&self, observer: &mut dyn Observer, names: &[&str], rows: &[f32]) {
-        let paths: Vec<String> = names.iter().map(|name| format!("{}.{name}", self.path)).collect();
-        let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
-        observer.linear_input(&paths, rows);
+    fn see(&self, observer: &mut dyn Observer, modules: &[&str], rows: &[f32]) {
+        observer.linear_input(&self.path, modules, rows);
     }
 }
 
@@ -326,9 +324,13 @@ impl DeltaNet {
         spans: &mut [Span<'_>],
         observer: &mut dyn Observer,
     ) -> Vec<f32> {
-        let names =
-            ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"].map(|n| format!("linear_attn.{n}"));
-        layer.see(observer, &names.each_ref().map(String::as_str), x);
+        let names = [
+            "linear_attn.in_proj_qkv",
+            "linear_attn.in_proj_z",
+            "linear_attn.in_proj_b",
+            "linear_attn.in_proj_a",
+        ];
+        layer.see(observer, &names, x);
         let [qkv, z, b, a] = linears(cpu, x, layer.hidden, [&self.qkv, &self.z, &self.b, &self.a]);
         let (channels, heads) = (channels(&self.config), self.config.value_heads);
         let mut o = Vec::with_capacity(z.len());
@@ -474,8 +476,9 @@ impl Experts {
                 parts[place * width..][..width].copy_from_slice(row);
             }
         }
-        let names = ["gate_proj", "up_proj", "down_proj"].map(|n| format!("mlp.shared_expert.{n}"));
-        let shared = self.shared.forward(cpu, x, layer, names.each_ref().map(String::as_str), observer);
+        let names =
+            ["mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj"];
+        let shared = self.shared.forward(cpu, x, layer, names, observer);
         let mut out = vec![0.0; x.len()];
         for (t, out) in out.chunks_exact_mut(width).enumerate() {
             for (i, (_, weight)) in choices[t].iter().enumerate() {

@@ -13,8 +13,6 @@
 //! Both are equal up to rounding. Heads are independent of each other, and every sum has a fixed order.
 //! Source: Yang et al., *Gated Delta Networks* (2024), section 3.3; `transformers` 5.24 `qwen3_5`.
 
-use std::sync::Mutex;
-
 use super::combine::{Matrix, combine};
 use super::pointwise::{scaled, squares};
 use super::{Cpu, dot};
@@ -63,13 +61,10 @@ impl Cpu {
         let mut all = std::mem::take(history);
         all.extend_from_slice(rows);
         let mut out = vec![0.0; rows.len()];
-        let parts: Vec<Mutex<&mut [f32]>> = out.chunks_mut(channels * 8).map(Mutex::new).collect();
-        self.threads.run(parts.len(), &|i| {
-            let mut out = parts[i].lock().expect("each part is taken once");
+        self.threads.chunks(&mut out, channels * 8, &|i, out| {
             let rows = &all[i * 8 * channels..];
-            dispatch(self.isa, Conv { rows, taps, channels, out: &mut out });
+            dispatch(self.isa, Conv { rows, taps, channels, out });
         });
-        drop(parts);
         *history = all.split_off(all.len() - (kernel - 1) * channels);
         out
     }
@@ -143,28 +138,22 @@ impl Cpu {
         let mut out = vec![0.0; tokens.len() * width];
         let columns = crate::backend::Columns::new(&mut out, width);
         let size = config.key_dim * state_width(config);
-        let states: Vec<Mutex<&mut [f32]>> = state.chunks_exact_mut(size).map(Mutex::new).collect();
-        self.threads.run(config.value_heads, &|h| {
-            let mut state = states[h].lock().expect("each head is taken once");
-            let head =
-                Head { config: *config, input, tokens: tokens.clone(), h, state: &mut state, out: &columns };
+        self.threads.chunks(state, size, &|h, state| {
+            let head = Head { config: *config, input, tokens: tokens.clone(), h, state, out: &columns };
             match chunks {
                 true => dispatch(self.isa, Chunks(head)),
                 false => dispatch(self.isa, Steps(head)),
             }
         });
-        drop(states);
         out
     }
 
     /// o[t, h, ..] = rms(o[t, h, ..]) · gain · silu(z[t, h, ..])
     pub fn gated_norm(&self, o: &mut [f32], z: &[f32], gain: &[f32], eps: f32) {
         let each = gain.len() * (4096 / gain.len()).max(1);
-        let parts: Vec<Mutex<&mut [f32]>> = o.chunks_mut(each).map(Mutex::new).collect();
-        self.threads.run(parts.len(), &|i| {
-            let mut o = parts[i].lock().expect("each part is taken once");
+        self.threads.chunks(o, each, &|i, o| {
             let z = &z[i * each..][..o.len()];
-            dispatch(self.isa, GatedNorm { o: &mut o, z, gain, eps });
+            dispatch(self.isa, GatedNorm { o, z, gain, eps });
         });
     }
 }

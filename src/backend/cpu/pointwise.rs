@@ -60,11 +60,8 @@ impl Cpu {
             return;
         }
         let each = (SMALL / 2).div_ceil(width);
-        let parts: Vec<std::sync::Mutex<&mut [f32]>> =
-            out.chunks_mut(each * width).map(std::sync::Mutex::new).collect();
-        self.threads.run(parts.len(), &|i| {
-            let mut part = parts[i].lock().expect("each part is taken once");
-            work(i * each..count.min((i + 1) * each), &mut part);
+        self.threads.chunks(out, each * width, &|i, part| {
+            work(i * each..count.min((i + 1) * each), part);
         });
     }
 }

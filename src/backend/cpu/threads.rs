@@ -147,6 +147,12 @@ impl Threads {
         assert_eq!(shared.panicked.swap(0, Ordering::Relaxed), 0, "a part of parallel work panicked");
     }
 
+    /// Calls `work(i, chunk)` for the i-th chunk of `size` values, the last one perhaps shorter.
+    pub fn chunks<T: Send>(&self, values: &mut [T], size: usize, work: &(dyn Fn(usize, &mut [T]) + Sync)) {
+        let chunks: Vec<Mutex<&mut [T]>> = values.chunks_mut(size).map(Mutex::new).collect();
+        self.run(chunks.len(), &|i| work(i, &mut chunks[i].lock().expect("each chunk is taken once")));
+    }
+
     /// [`Threads::run`] over ranges of at most `size` of `0..len`.
     pub fn ranges(&self, len: usize, size: usize, part: &(dyn Fn(std::ops::Range<usize>) + Sync)) {
         self.run(len.div_ceil(size), &|i| part(i * size..len.min((i + 1) * size)));
