@@ -1,7 +1,7 @@
 //! A toolkit and compiler for quantized language models.
 //!
 //! Modules are listed bottom to top: a module uses only those listed before it
-//! (`tests/contracts/layers.rs` enforces this). `codec`, `quant`, `transform` and `alloc` are pure:
+//! (`tests/contracts/layers.rs` enforces this). `stats`, `codec`, `quant`, `transform` and `alloc` are pure:
 //! no files, no devices, no clock.
 
 pub mod failure;
@@ -11,6 +11,7 @@ pub mod tensor;
 pub mod isa;
 pub mod numeric;
 pub mod sample;
+pub mod stats;
 pub mod codec;
 pub mod quant;
 pub mod transform;
@@ -30,5 +31,6 @@ pub mod generate;
 pub mod plan;
 pub mod build;
 pub mod check;
+pub mod eval;
 pub mod bench;
 pub mod cli;
