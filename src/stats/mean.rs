@@ -45,9 +45,9 @@ pub(super) fn upper_p(estimate: f64, standard_error: f64, freedom: f64) -> f64 {
 /// SE² = G / (G − 1) · Σ_g (sum_g − m · count_g)² / N²                              (CR1)
 /// m ± t(G − 1) · SE
 /// ```
-/// Clusters without observations are left out of G. `None` if there is no observation. `confidence` is in (0,
-/// 1). Source: Liang and Zeger 1986; equals a regression on a constant with clustered errors in statsmodels
-/// or Stata.
+/// Clusters without observations are left out of G. `None` if there is no observation. `confidence` is in
+/// (0, 1). Source: Liang and Zeger 1986; equals a regression on a constant with clustered errors in
+/// statsmodels or Stata.
 pub fn clustered_mean(clusters: &[(f64, u64)], confidence: f64) -> Option<Mean> {
     let observations: u64 = clusters.iter().map(|c| c.1).sum();
     if observations == 0 {
