@@ -1,0 +1,6 @@
+//! The instruments, through the program: dumps, KL, records.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod kl;
