@@ -42,7 +42,8 @@ impl Place {
 
     /// Dumps `model` into `name`.
     fn dump(&self, model: &Path, name: &str, options: &[&str]) -> Value {
-        let mut args = args!["eval", "dump", model, "--text", self.path("text.jsonl"), "-o", self.path(name), "--json"];
+        let mut args =
+            args!["eval", "dump", model, "--text", self.path("text.jsonl"), "-o", self.path(name), "--json"];
         args.extend(options.iter().map(Into::into));
         finish(command(args)).expect(0).json()
     }
@@ -110,7 +111,8 @@ fn a_teacher_against_its_own_f32_dump_has_no_divergence_at_all() {
     assert_eq!(found["tokens"], made["tokens"]);
     assert_eq!(found["documents"], 6);
     assert_eq!(found["worst"].as_array().unwrap().len(), 3);
-    for key in ["mean_kl", "ci95", "median_kl", "p90_kl", "p99_kl", "p999_kl", "noise_floor", "candidate_ppl"] {
+    for key in ["mean_kl", "ci95", "median_kl", "p90_kl", "p99_kl", "p999_kl", "noise_floor", "candidate_ppl"]
+    {
         assert!(found.get(key).is_some(), "{key} is part of the contract");
     }
 }
@@ -134,7 +136,9 @@ fn doubled_logits_diverge_as_arithmetic_in_f64_says() {
     let place = Place::new();
     let teacher = fixture("llama-untied");
     let candidate = changed(place.dir.path(), "llama-untied", "model.norm.weight", |gain| 2.0 * gain);
-    for (name, options) in [("hidden", &["--dtype", "f32"][..]), ("topk", &["--dtype", "f32", "--format", "topk"])] {
+    for (name, options) in
+        [("hidden", &["--dtype", "f32"][..]), ("topk", &["--dtype", "f32", "--format", "topk"])]
+    {
         place.dump(&teacher, name, options);
         let (documents, vocab) = logits(&teacher, &place.path(name));
         let (mut sum, mut count, mut agree) = (0.0, 0, 0);
@@ -161,7 +165,10 @@ fn doubled_logits_diverge_as_arithmetic_in_f64_says() {
         let error = (groups / (groups - 1.0) * squares).sqrt() / count as f64;
         assert!((found["standard_error"].as_f64().unwrap() / error - 1.0).abs() < 1e-5, "{name}");
         let ppl: f64 = found["candidate_ppl"].as_f64().unwrap();
-        assert!(ppl > found["teacher_ppl"].as_f64().unwrap(), "sharper guesses of an untrained model cost more");
+        assert!(
+            ppl > found["teacher_ppl"].as_f64().unwrap(),
+            "sharper guesses of an untrained model cost more"
+        );
     }
 }
 
@@ -224,7 +231,8 @@ fn a_killed_dump_and_a_killed_comparison_go_on_where_they_ended() {
     let whole = place.dump(&demo(), "whole", &[]);
     let options = ["--memory", "206MiB", "--threads", "1"];
     let kill_when = |mut command: std::process::Command, ready: &dyn Fn() -> bool| {
-        let mut child = command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
+        let mut child =
+            command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
         let start = Instant::now();
         while !ready() && child.try_wait().unwrap().is_none() && start.elapsed() < Duration::from_secs(60) {
             std::thread::sleep(Duration::from_millis(1));
@@ -236,7 +244,17 @@ fn a_killed_dump_and_a_killed_comparison_go_on_where_they_ended() {
     dump.extend(options.iter().map(Into::into));
     kill_when(command(dump), &|| place.path(".cut.work/done.json").exists());
     assert!(!place.path("cut").exists(), "a dump appears whole or not at all");
-    let other = tqc!("eval", "dump", demo(), "--text", place.path("text.jsonl"), "-o", place.path("cut"), "--dtype", "f32");
+    let other = tqc!(
+        "eval",
+        "dump",
+        demo(),
+        "--text",
+        place.path("text.jsonl"),
+        "-o",
+        place.path("cut"),
+        "--dtype",
+        "f32"
+    );
     assert!(other.expect(2).stderr.contains("unfinished work of another kind"));
     let resumed = place.dump(&demo(), "cut", &options);
     assert_eq!(resumed["digest"], whole["digest"]);
@@ -272,7 +290,8 @@ fn layers_tell_where_a_candidate_leaves_its_teacher() {
     let candidate = changed(place.dir.path(), "llama-untied", name, |w| 1.5 * w);
     place.dump(&teacher, "dump", &["--dtype", "f32"]);
     let found = place.kl("dump", &candidate, &["--layers", "4"]);
-    let kls: Vec<f64> = found["layers"].as_array().unwrap().iter().map(|l| l["mean_kl"].as_f64().unwrap()).collect();
+    let kls: Vec<f64> =
+        found["layers"].as_array().unwrap().iter().map(|l| l["mean_kl"].as_f64().unwrap()).collect();
     let last = kls.len() - 1;
     assert!(kls[..2].iter().all(|kl| *kl == 0.0), "{kls:?}");
     assert!(kls[last] > 0.0, "{kls:?}");
@@ -304,7 +323,16 @@ fn long_documents_are_cut_or_split_and_short_ones_left_out_with_a_count() {
     assert_eq!(one["documents"], 1);
     assert_eq!(place.kl("one", &demo(), &[])["ci95"], Value::Null, "one document has no interval");
     let strict = tqc!(
-        "eval", "dump", demo(), "--text", place.path("text.jsonl"), "-o", place.path("x"), "--context", "8", "--strict"
+        "eval",
+        "dump",
+        demo(),
+        "--text",
+        place.path("text.jsonl"),
+        "-o",
+        place.path("x"),
+        "--context",
+        "8",
+        "--strict"
     );
     assert!(strict.expect(2).stderr.contains("would be cut"));
 }
@@ -349,7 +377,8 @@ fn dumps_that_do_not_fit_or_are_damaged_are_refused_by_name() {
     let mut other = Model::fixture("qwen3");
     let mut tokenizer: Value = serde_json::from_slice(&other.files["tokenizer.json"]).unwrap();
     let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
-    let names: Vec<String> = vocab.iter().filter(|(name, _)| name.len() == 1).map(|(name, _)| name.clone()).take(2).collect();
+    let names: Vec<String> =
+        vocab.iter().filter(|(name, _)| name.len() == 1).map(|(name, _)| name.clone()).take(2).collect();
     let (a, b) = (vocab[&names[0]].clone(), vocab[&names[1]].clone());
     vocab.insert(names[0].clone(), b);
     vocab.insert(names[1].clone(), a);
@@ -358,7 +387,12 @@ fn dumps_that_do_not_fit_or_are_damaged_are_refused_by_name() {
     refused(&place.path("other"), &[], 2, "tokenizer differs");
     refused(&fixture("qwen3"), &["--head", "/nowhere"], 2, "there is no folder `/nowhere`");
     let head = fixture("qwen2");
-    refused(&fixture("qwen3"), &["--head", head.to_str().unwrap()], 2, "the dump's teacher has a head with SHA-256");
+    refused(
+        &fixture("qwen3"),
+        &["--head", head.to_str().unwrap()],
+        2,
+        "the dump's teacher has a head with SHA-256",
+    );
 
     let hidden = place.path("dump/hidden.safetensors");
     let whole = fs::read(&hidden).unwrap();
@@ -379,7 +413,8 @@ fn dumps_that_do_not_fit_or_are_damaged_are_refused_by_name() {
     let mut shifted = good.clone();
     let first = good["sequences"][0]["tokens"].as_u64().unwrap();
     let second = good["sequences"][1]["tokens"].as_u64().unwrap();
-    (shifted["sequences"][0]["tokens"], shifted["sequences"][1]["tokens"]) = (json!(first - 1), json!(second + 1));
+    (shifted["sequences"][0]["tokens"], shifted["sequences"][1]["tokens"]) =
+        (json!(first - 1), json!(second + 1));
     write_json(&record, &shifted);
     refused(&fixture("qwen3"), &[], 3, "its token stream is not the one it records");
     fs::write(&record, "{").unwrap();
@@ -387,10 +422,19 @@ fn dumps_that_do_not_fit_or_are_damaged_are_refused_by_name() {
     write_json(&record, &good);
     let run = tqc!("eval", "kl", "--teacher", place.path("text.jsonl"), demo()).expect(3);
     assert!(run.stderr.contains("does not begin with `_logits_`"), "{}", run.stderr);
-    let run = tqc!("eval", "dump", demo(), "--text", place.path("text.jsonl"), "-o", place.path("dump")).expect(2);
+    let run =
+        tqc!("eval", "dump", demo(), "--text", place.path("text.jsonl"), "-o", place.path("dump")).expect(2);
     assert!(run.stderr.contains("exists already"), "{}", run.stderr);
     let small = tqc!(
-        "eval", "dump", demo(), "--text", place.path("text.jsonl"), "-o", place.path("x"), "--memory", "1MiB"
+        "eval",
+        "dump",
+        demo(),
+        "--text",
+        place.path("text.jsonl"),
+        "-o",
+        place.path("x"),
+        "--memory",
+        "1MiB"
     );
     assert!(small.expect(2).stderr.contains("is too small: one sequence needs"));
 }
