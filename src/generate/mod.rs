@@ -8,7 +8,7 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::failure::{Exit, Failure};
 use crate::runtime::{DraftState, Drafted, Model, RuntimeError, State, Want};
@@ -41,7 +41,7 @@ impl Failure for GenerateError {
 }
 
 /// Why a continuation ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Finish {
     /// The model gave an end token.

@@ -9,6 +9,7 @@
 mod draft;
 mod head;
 mod layer;
+mod many;
 mod state;
 mod stream;
 mod weights;
@@ -19,13 +20,14 @@ use std::sync::Arc;
 pub use draft::{Draft, DraftState, Drafted};
 pub use head::Head;
 pub use layer::{Layer, Observer, Span};
+pub use many::Part;
 pub use state::{DeltaState, KvCache, LayerState, State};
 pub use stream::Stream;
 pub use weights::Weights;
 
 use crate::arch::DecoderConfig;
 use crate::arch::decoder::MlpConfig;
-use crate::backend::cpu::{Cpu, Rotation};
+use crate::backend::cpu::Cpu;
 use crate::backend::{LinearOp, Packed, Precision};
 use crate::failure::{Exit, Failure, Outcome};
 
@@ -282,7 +284,7 @@ impl Model {
         let rows = rows_of_pass(self.config());
         let passes = tokens.len().div_ceil(rows);
         for (i, part) in tokens.chunks(rows).enumerate() {
-            let x = self.hidden(state, part, observer);
+            let x = self.hidden(&mut [Part { state, tokens: part, want }], observer);
             let last = x.len() - self.config().hidden;
             let from = match want {
                 Want::Nothing => continue,
@@ -302,22 +304,6 @@ impl Model {
         let rows = pass.logits.len() / self.config().vocab;
         check_finite(&self.weights, &pass.logits, state.tokens - rows)?;
         Ok(pass)
-    }
-
-    /// The residual stream after the last layer, [T, H].
-    fn hidden(&self, state: &mut State, tokens: &[u32], observer: &mut dyn Observer) -> Vec<f32> {
-        let position = state.tokens;
-        let positions = position..position + tokens.len();
-        let rotation = Rotation::new(&self.config().attention.rope, positions);
-        let mut x = self.ends.embed(tokens);
-        observer.residual(0, &x);
-        for (i, (layer, layer_state)) in self.layers.iter().zip(&mut state.layers).enumerate() {
-            let mut spans = [Span { rows: 0..tokens.len(), position, state: layer_state }];
-            layer.forward(&self.cpu, &mut x, &mut spans, &rotation, observer);
-            observer.residual(i + 1, &x);
-        }
-        state.tokens += tokens.len();
-        x
     }
 }
 

@@ -107,7 +107,7 @@ impl<'a> Stream<'a> {
         let layer =
             Layer::open(self.weights, &self.cpu, &format!("{}.layers.{}", config.root, self.layer), *kind)?;
         let mut row = 0;
-        for batch in batches(&self.lengths) {
+        for batch in batches(&self.lengths, ROWS) {
             let mut states: Vec<LayerState> = batch.iter().map(|_| LayerState::new(*kind, config)).collect();
             // Only a sequence longer than a pass is alone in its batch.
             let longest = batch.iter().max().copied().unwrap_or(0);
@@ -160,12 +160,13 @@ impl<'a> Stream<'a> {
     }
 }
 
-/// Consecutive sequences that go through a layer together: as many as fit in a pass, or one that does not.
-fn batches(lengths: &[usize]) -> Vec<&[usize]> {
+/// Consecutive sequences that go through a layer together: as many as fit in a pass of `most` rows, or one that does
+/// not.
+pub(super) fn batches(lengths: &[usize], most: usize) -> Vec<&[usize]> {
     let mut batches = Vec::new();
     let (mut start, mut rows) = (0, 0);
     for (i, length) in lengths.iter().enumerate() {
-        if i > start && rows + length > ROWS {
+        if i > start && rows + length > most {
             batches.push(&lengths[start..i]);
             (start, rows) = (i, 0);
         }

@@ -1,6 +1,7 @@
-//! The instruments, through the program: dumps, KL, records.
+//! The instruments: against arithmetic and other implementations, and what they refuse.
 
 #[path = "../common/mod.rs"]
 mod common;
 
 mod kl;
+mod tasks;

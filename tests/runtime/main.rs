@@ -17,7 +17,7 @@ use std::sync::Arc;
 use tqc::backend::Precision;
 use tqc::backend::cpu::Cpu;
 use tqc::isa::Isa;
-use tqc::runtime::{LayerState, Model, Observer, State, Stream, Want, Weights};
+use tqc::runtime::{LayerState, Model, Observer, Part, State, Stream, Want, Weights};
 
 use common::{fixture, fixtures};
 use reference::Reference;
@@ -255,4 +255,78 @@ fn a_stream_gives_the_bits_of_a_pass_for_every_sequence_of_its_batch() {
             .collect();
         assert!(same_bits(&found, &expected), "{name}");
     }
+}
+
+/// What a pass gives and what the state carries after it.
+fn bits_of(pass: &tqc::runtime::Pass, state: &State) -> (Vec<u32>, Vec<u32>, String) {
+    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect();
+    (bits(&pass.hidden), bits(&pass.logits), format!("{state:?}"))
+}
+
+#[test]
+fn several_sequences_in_one_pass_get_what_each_gets_alone() {
+    for name in fixtures() {
+        let model = open(&fixture(&name));
+        let vocab = model.config().vocab as u32;
+        let tokens =
+            |seed: u32, len: u32| (0..len).map(|i| (i * i + seed * 7 + i) % vocab).collect::<Vec<_>>();
+        // Before the pass, in it, and what is wanted; one of them is longer than a pass.
+        let most = model.rows_of_pass() as u32;
+        let context = model.config().context.map_or(u32::MAX, |context| context as u32);
+        let parts = [
+            (0, 5, Want::Last),
+            (20, 1, Want::Last),
+            (3, 40, Want::All),
+            (0, 17, Want::Hidden),
+            (7, 2, Want::Nothing),
+            (0, (most + 9).min(context), Want::Last),
+            (1, 1, Want::All),
+        ];
+        let before = |i: usize, len: u32| {
+            let mut state = model.state();
+            if len > 0 {
+                model.forward(&mut state, &tokens(i as u32, len), Want::Nothing).unwrap();
+            }
+            state
+        };
+        let mut states: Vec<State> = parts.iter().enumerate().map(|(i, part)| before(i, part.0)).collect();
+        let alone: Vec<_> = states
+            .iter()
+            .zip(parts)
+            .enumerate()
+            .map(|(i, (state, (_, len, want)))| {
+                let mut state = state.clone();
+                let pass = model.forward(&mut state, &tokens(50 + i as u32, len), want).unwrap();
+                bits_of(&pass, &state)
+            })
+            .collect();
+        let next: Vec<Vec<u32>> =
+            parts.iter().enumerate().map(|(i, part)| tokens(50 + i as u32, part.1)).collect();
+        let mut together: Vec<Part<'_>> = states
+            .iter_mut()
+            .zip(&next)
+            .zip(parts)
+            .map(|((state, tokens), (_, _, want))| Part { state, tokens, want })
+            .collect();
+        let passes = model.forward_many(&mut together).unwrap();
+        for (i, (pass, state)) in passes.iter().zip(&states).enumerate() {
+            assert!(bits_of(pass, state) == alone[i], "{name}: sequence {i}");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_sequence_leaves_all_as_they_were() {
+    let model = open(&fixture("qwen3"));
+    let vocab = model.config().vocab as u32;
+    let (mut good, mut bad) = (model.state(), model.state());
+    for tokens in [&[][..], &[vocab]] {
+        let mut parts = [
+            Part { state: &mut good, tokens: &[1, 2], want: Want::Last },
+            Part { state: &mut bad, tokens, want: Want::Last },
+        ];
+        assert!(model.forward_many(&mut parts).is_err());
+        assert_eq!((good.tokens(), bad.tokens()), (0, 0));
+    }
+    assert!(model.forward_many(&mut []).unwrap().is_empty());
 }

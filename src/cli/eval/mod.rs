@@ -3,6 +3,7 @@
 mod dump;
 mod kl;
 mod list;
+mod stop;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,6 +36,7 @@ pub struct EvalArgs {
 enum Eval {
     Dump(Box<dump::DumpArgs>),
     Kl(Box<kl::KlArgs>),
+    Stop(Box<stop::StopArgs>),
     List(list::ListArgs),
 }
 
@@ -43,6 +45,7 @@ impl EvalArgs {
         match self.what {
             Eval::Dump(args) => args.run(),
             Eval::Kl(args) => args.run(),
+            Eval::Stop(args) => args.run(),
             Eval::List(args) => args.run(),
         }
     }
