@@ -1,8 +1,9 @@
 //! Instruments: how far a candidate is from its teacher, what it can still do, and whether a difference is real.
 //!
-//! [`dump`] keeps what a teacher said about a text, [`kl`] holds a candidate against it, and [`db`] keeps every
-//! result with all that it depends on; [`compare`] says whether two results differ. Nothing here decides the bytes of an artifact; but the numbers are functions
-//! of models, text and settings alone, whatever the threads and the instruction set.
+//! [`dump`] keeps what a teacher said about a text, [`kl`] holds a candidate against it, [`db`] keeps every result
+//! with all that it depends on, and [`compare`] says whether two results differ. Nothing here decides the bytes of
+//! an artifact; but the numbers are functions of models, text and settings alone, whatever the threads and the
+//! instruction set.
 
 pub mod compare;
 pub mod db;
