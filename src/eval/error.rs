@@ -67,6 +67,14 @@ pub enum EvalError {
     NoHeadInDump,
     #[error("`{dir}` declares no end token, so there is nothing to probe")]
     NoEndTokens { dir: PathBuf },
+    #[error("a margin must be above 0 and below 1, got {found}")]
+    Margin { found: f64 },
+    #[error("the database has no finished run or model `{name}`")]
+    NoSuchModel { name: String },
+    #[error("`{name}` stands for several models: {digests}")]
+    SeveralModels { name: String, digests: String },
+    #[error("there is no measurement that all of them have: {found}")]
+    NothingToCompare { found: String },
     #[error("interrupted: {0}")]
     Interrupted(String),
 }
@@ -90,6 +98,10 @@ impl Failure for EvalError {
             }
             EvalError::Io { .. } => Exit::Machine,
             EvalError::Strict { .. }
+            | EvalError::Margin { .. }
+            | EvalError::NoSuchModel { .. }
+            | EvalError::SeveralModels { .. }
+            | EvalError::NothingToCompare { .. }
             | EvalError::NoPrompts { .. }
             | EvalError::NoAnswers
             | EvalError::NoHeadInDump
@@ -153,6 +165,12 @@ impl Failure for EvalError {
             }
             EvalError::NoHeadInDump => "make the dump with `--format hidden`",
             EvalError::NoEndTokens { .. } => "add `eos_token_id` to its generation_config.json",
+            EvalError::Margin { .. } => "0.02 is two points of accuracy",
+            EvalError::NoSuchModel { .. } => "`tqc eval list` shows runs, names and digests",
+            EvalError::SeveralModels { .. } => "give the digest's first digits, or a run's number",
+            EvalError::NothingToCompare { .. } => {
+                "measure them with the same dump or suites and the same settings; `tqc eval list` shows what there is"
+            }
             EvalError::Interrupted(_) => "run the same command again to go on from there",
         };
         Some(text.to_owned())

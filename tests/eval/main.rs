@@ -3,5 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod compare;
 mod kl;
+mod stop;
 mod tasks;

@@ -1,5 +1,6 @@
 //! `tqc eval`: what its commands share.
 
+mod compare;
 mod dump;
 mod kl;
 mod list;
@@ -37,6 +38,7 @@ enum Eval {
     Dump(Box<dump::DumpArgs>),
     Kl(Box<kl::KlArgs>),
     Stop(Box<stop::StopArgs>),
+    Compare(compare::CompareArgs),
     List(list::ListArgs),
 }
 
@@ -46,6 +48,7 @@ impl EvalArgs {
             Eval::Dump(args) => args.run(),
             Eval::Kl(args) => args.run(),
             Eval::Stop(args) => args.run(),
+            Eval::Compare(args) => args.run(),
             Eval::List(args) => args.run(),
         }
     }
