@@ -21,7 +21,7 @@ use serde::Serialize;
 
 pub(crate) use run::Results;
 pub(crate) use staging::SealedModule;
-pub use staging::{Unfinished, staging_path};
+pub use staging::{Unfinished, is_same_file, staging_path};
 
 use crate::arch::Fate;
 use crate::artifact::config::pretty_json;

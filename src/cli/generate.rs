@@ -281,7 +281,7 @@ fn summary(continuation: &Continuation, finish: Finish) -> String {
 }
 
 /// Ctrl-C raises the flag; `idle` is called for each as well. A second one while the flag is up ends the process.
-fn interrupt(idle: impl Fn() + Send + 'static) -> Outcome<Arc<AtomicBool>> {
+pub(super) fn interrupt(idle: impl Fn() + Send + 'static) -> Outcome<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
     ctrlc::set_handler(move || {

@@ -6,6 +6,7 @@ mod bench;
 mod build;
 mod check;
 mod doctor;
+mod eval;
 mod fetch;
 mod generate;
 mod model;
@@ -41,6 +42,7 @@ enum Command {
     Diff(check::DiffArgs),
     Generate(Box<generate::GenerateArgs>),
     Chat(Box<generate::ChatArgs>),
+    Eval(eval::EvalArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
 }
@@ -125,6 +127,7 @@ impl Cli {
             Command::Doctor(args) => args.run(),
             Command::Generate(args) => args.run(),
             Command::Chat(args) => args.run(),
+            Command::Eval(args) => args.run(),
             Command::Bench(args) => args.run(),
         }
     }

@@ -12,6 +12,7 @@
 //! little-endian. Sources: IEEE 754-2019; OCP 8-bit Floating Point Specification 1.0; OCP Microscaling
 //! Formats 1.0.
 
+pub mod divergence;
 pub mod lanes;
 pub mod math;
 

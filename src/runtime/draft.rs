@@ -98,7 +98,7 @@ impl Draft {
     ) -> Result<Drafted, RuntimeError> {
         let x = self.rows(model, state, next, hidden)?;
         let width = model.config().hidden;
-        let logits = model.ends.logits(&model.cpu, &x[x.len() - width..]);
+        let logits = model.ends.head.logits(&x[x.len() - width..]);
         super::check_finite(&model.weights, &logits, state.tokens - 1)?;
         Ok(Drafted { hidden: x, logits })
     }
@@ -115,7 +115,7 @@ impl Draft {
         hidden: &[f32],
     ) -> Result<Drafted, RuntimeError> {
         let x = self.rows(model, state, next, hidden)?;
-        let logits = model.ends.logits(&model.cpu, &x);
+        let logits = model.ends.head.logits(&x);
         super::check_finite(&model.weights, &logits, state.tokens - next.len())?;
         Ok(Drafted { hidden: x, logits })
     }

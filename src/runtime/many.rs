@@ -65,7 +65,7 @@ impl Model {
     /// # Errors
     /// [`RuntimeError`] for weights that make NaN or infinity.
     pub fn logits(&self, hidden: &[f32], first: usize) -> Result<Vec<f32>, RuntimeError> {
-        let logits = self.ends.logits(&self.cpu, hidden);
+        let logits = self.ends.head.logits(hidden);
         check_finite(&self.weights, &logits, first)?;
         Ok(logits)
     }
@@ -79,14 +79,14 @@ impl Model {
             residual.extend_from_slice(&x[end - part.rows().0 * width..end]);
         }
         let mut hidden = vec![0.0; residual.len()];
-        self.cpu.rms_norm(&residual, &self.ends.norm, self.config().eps, &mut hidden);
+        self.ends.head.norm(&residual, &mut hidden);
         let (mut heads, mut end) = (Vec::new(), 0);
         for part in &*parts {
             let (rows, with_logits) = part.rows();
             end += rows * width;
             heads.extend_from_slice(&hidden[end - with_logits * width..end]);
         }
-        let logits = self.ends.logits(&self.cpu, &heads);
+        let logits = self.ends.head.logits(&heads);
         let (mut hidden, mut logits) = (hidden.as_slice(), logits.as_slice());
         let take = |part: &Part<'_>| {
             let (rows, with_logits) = part.rows();

@@ -7,6 +7,7 @@
 //! them, and for a model without DeltaNet layers neither does the way the tokens are cut into passes.
 
 mod draft;
+mod head;
 mod layer;
 mod many;
 mod state;
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use draft::{Draft, DraftState, Drafted};
+pub use head::Head;
 pub use layer::{Layer, Observer, Span};
 pub use many::Part;
 pub use state::{DeltaState, KvCache, LayerState, State};
@@ -25,7 +27,7 @@ pub use weights::Weights;
 
 use crate::arch::DecoderConfig;
 use crate::arch::decoder::MlpConfig;
-use crate::backend::cpu::{Cpu, Input};
+use crate::backend::cpu::Cpu;
 use crate::backend::{LinearOp, Packed, Precision};
 use crate::failure::{Exit, Failure, Outcome};
 
@@ -127,19 +129,13 @@ pub struct Model {
 #[derive(Debug)]
 struct Ends {
     embedding: Packed,
-    norm: Vec<f32>,
-    head: Box<dyn LinearOp>,
+    head: Head,
 }
 
 impl Ends {
     fn open(weights: &Weights, cpu: &Arc<Cpu>) -> Result<Self, RuntimeError> {
-        let root = weights.decoder.root;
-        let embedding = weights.packed(&format!("{root}.embed_tokens"))?;
-        let head = match weights.decoder.head {
-            Some(head) => cpu.prepare(&weights.packed(head)?, false),
-            None => cpu.prepare(&embedding, false),
-        };
-        Ok(Self { embedding, norm: weights.vector(&format!("{root}.norm.weight"))?, head })
+        let embedding = weights.packed(&format!("{}.embed_tokens", weights.decoder.root))?;
+        Ok(Self { embedding, head: Head::open(weights, cpu)? })
     }
 
     /// The embeddings of `tokens`, [T, H].
@@ -152,13 +148,6 @@ impl Ends {
         }
         x
     }
-
-    fn logits(&self, cpu: &Cpu, hidden: &[f32]) -> Vec<f32> {
-        let input = Input::new(hidden, self.norm.len());
-        let mut logits = vec![0.0; input.rows() * self.head.out_features()];
-        cpu.linear(&input, &mut [(&*self.head, &mut logits)]);
-        logits
-    }
 }
 
 /// The most rows that go through the layers together: wide enough for the kernels.
@@ -167,8 +156,9 @@ const ROWS: usize = 512;
 /// Bytes of activations that a pass of a model in memory may hold.
 const ACTIVATIONS: usize = 32 << 20;
 
-/// Rows that go through a model's layers together: as many as [`ACTIVATIONS`] allows, from 16 to [`ROWS`].
-fn rows_of_pass(config: &DecoderConfig) -> usize {
+/// Values of activations that a pass holds for each of its rows: the residual stream, its norm, what the layer
+/// gives, and the widest part of the layer.
+fn values_of_row(config: &DecoderConfig) -> usize {
     let attention = &config.attention;
     let queries = (if attention.gated { 4 } else { 2 }) * attention.q_heads * attention.head_dim;
     let delta = config.delta_net.map_or(0, |c| 3 * state::channels(&c) + 3 * c.value_heads * c.value_dim);
@@ -176,9 +166,12 @@ fn rows_of_pass(config: &DecoderConfig) -> usize {
         MlpConfig::Dense { intermediate } => 2 * intermediate,
         MlpConfig::Experts { chosen, shared, .. } => chosen * config.hidden + 2 * shared,
     };
-    // The residual stream, its norm, what the layer gives, and the widest part of the layer.
-    let values = 3 * config.hidden + queries.max(delta).max(mlp);
-    (ACTIVATIONS / (4 * values)).clamp(16, ROWS)
+    3 * config.hidden + queries.max(delta).max(mlp)
+}
+
+/// Rows that go through a model's layers together: as many as [`ACTIVATIONS`] allows, from 16 to [`ROWS`].
+fn rows_of_pass(config: &DecoderConfig) -> usize {
+    (ACTIVATIONS / (4 * values_of_row(config))).clamp(16, ROWS)
 }
 
 impl Model {
@@ -235,13 +228,13 @@ impl Model {
     /// Bytes of weights that one token reads: all linear layers, and the head.
     pub fn bytes_per_token(&self) -> u64 {
         let layers = self.layers.iter().flat_map(Layer::linears);
-        layers.map(LinearOp::bytes).sum::<u64>() + self.ends.head.bytes()
+        layers.map(LinearOp::bytes).sum::<u64>() + self.ends.head.op().bytes()
     }
 
     /// How many linear layers take each path, the head included.
     pub fn precisions(&self) -> std::collections::BTreeMap<Precision, usize> {
         let mut counts = std::collections::BTreeMap::new();
-        for op in self.layers.iter().flat_map(Layer::linears).chain([&*self.ends.head]) {
+        for op in self.layers.iter().flat_map(Layer::linears).chain([self.ends.head.op()]) {
             *counts.entry(op.precision()).or_default() += 1;
         }
         counts
@@ -300,10 +293,10 @@ impl Model {
                 Want::Hidden | Want::All => 0,
             };
             let mut hidden = vec![0.0; x.len() - from];
-            self.cpu.rms_norm(&x[from..], &self.ends.norm, self.config().eps, &mut hidden);
+            self.ends.head.norm(&x[from..], &mut hidden);
             match want {
-                Want::All => pass.logits.extend(self.ends.logits(&self.cpu, &hidden)),
-                _ if i + 1 == passes => pass.logits = self.ends.logits(&self.cpu, &hidden[last - from..]),
+                Want::All => pass.logits.extend(self.ends.head.logits(&hidden)),
+                _ if i + 1 == passes => pass.logits = self.ends.head.logits(&hidden[last - from..]),
                 _ => {}
             }
             pass.hidden.extend(hidden);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::layer::{Layer, Observer, Span};
 use super::state::LayerState;
 use super::weights::Weights;
-use super::{Ends, ROWS, RuntimeError, check_context, check_finite, check_tokens};
+use super::{Head, ROWS, RuntimeError, check_context, check_finite, check_tokens, values_of_row};
 use crate::backend::Stored;
 use crate::backend::cpu::{Cpu, Rotation};
 use crate::units::Bytes;
@@ -42,7 +42,8 @@ impl<'a> Stream<'a> {
         }
         let root = weights.decoder.root;
         let embedding = weights.packed(&format!("{root}.embed_tokens"))?;
-        let mut x = Vec::new();
+        let rows: usize = sequences.iter().map(Vec::len).sum();
+        let mut x = Vec::with_capacity(rows * embedding.in_features);
         for token in sequences.iter().flatten() {
             let at = x.len();
             x.resize(at + embedding.in_features, 0.0);
@@ -50,6 +51,16 @@ impl<'a> Stream<'a> {
         }
         weights.stored(&format!("{root}.embed_tokens.")).iter().for_each(Stored::release);
         Ok(Self { weights, cpu, lengths: sequences.iter().map(Vec::len).collect(), x, layer: 0 })
+    }
+
+    /// Bytes that a batch holds for each token, from its first layer to its last.
+    pub fn bytes_per_token(weights: &Weights) -> Bytes {
+        Bytes(4 * weights.decoder.hidden as u64)
+    }
+
+    /// Bytes that a batch holds besides, inside a layer.
+    pub fn bytes_inside(weights: &Weights) -> Bytes {
+        Bytes(4 * (ROWS * values_of_row(&weights.decoder)) as u64)
     }
 
     /// Layers done.
@@ -128,10 +139,8 @@ impl<'a> Stream<'a> {
     /// # Errors
     /// As [`Weights::vector`].
     pub fn final_hidden(&self) -> Result<Vec<f32>, RuntimeError> {
-        let config = &self.weights.decoder;
-        let norm = self.weights.vector(&format!("{}.norm.weight", config.root))?;
         let mut out = vec![0.0; self.x.len()];
-        self.cpu.rms_norm(&self.x, &norm, config.eps, &mut out);
+        Head::open(self.weights, &self.cpu)?.norm(&self.x, &mut out);
         Ok(out)
     }
 
@@ -140,10 +149,10 @@ impl<'a> Stream<'a> {
     /// # Errors
     /// As [`Weights::vector`]; weights that make NaN or infinity.
     pub fn logits(&self, rows: usize, take: &mut dyn FnMut(usize, &[f32])) -> Result<(), RuntimeError> {
-        let ends = Ends::open(self.weights, &self.cpu)?;
+        let head = Head::open(self.weights, &self.cpu)?;
         let hidden = self.final_hidden()?;
         for (i, part) in hidden.chunks(rows * self.weights.decoder.hidden).enumerate() {
-            let logits = ends.logits(&self.cpu, part);
+            let logits = head.logits(part);
             check_finite(self.weights, &logits, i * rows)?;
             take(i * rows, &logits);
         }

@@ -20,6 +20,7 @@ use crate::failure::{Outcome, Problems};
 use crate::isa::Isa;
 use crate::numeric::widen;
 use crate::tensor::{Dtype, Float, Shape};
+use crate::units::Bytes;
 
 /// An opened folder: every parameter found and checked, nothing read yet.
 #[derive(Debug)]
@@ -104,6 +105,28 @@ impl Weights {
     /// [`RuntimeError::NoParameter`], which a folder that was opened without an error does not give.
     pub fn packed(&self, module: &str) -> Result<Packed, RuntimeError> {
         Ok(self.parameter(&format!("{module}.weight"))?.packed())
+    }
+
+    /// The matrix that makes logits, `[V, H]`: the head's, or the embedding's if they are tied.
+    ///
+    /// # Errors
+    /// As [`Weights::packed`].
+    pub fn head(&self) -> Result<Packed, RuntimeError> {
+        match self.decoder.head {
+            Some(head) => self.packed(head),
+            None => self.packed(&format!("{}.embed_tokens", self.decoder.root)),
+        }
+    }
+
+    /// Bytes of the largest layer, or of the head: what [`super::Stream`] maps at a time.
+    pub fn largest_part(&self) -> Bytes {
+        let of = |prefix: &str| -> u64 {
+            self.stored(prefix).iter().map(|stored| stored.bytes().len() as u64).sum()
+        };
+        let root = self.decoder.root;
+        let layers = (0..self.decoder.layers.len()).map(|i| of(&format!("{root}.layers.{i}.")));
+        let ends = [Some(format!("{root}.embed_tokens.")), self.decoder.head.map(|head| format!("{head}."))];
+        Bytes(layers.chain(ends.into_iter().flatten().map(|prefix| of(&prefix))).max().unwrap_or(0))
     }
 
     /// The rows of expert `e`, for a module that holds all experts.

@@ -22,9 +22,15 @@ use tokenizers::AddedToken;
 use super::TextError;
 use super::files::{Document, read};
 use super::stream::{Steps, Streamer};
+use crate::digest::{Digest, Hasher, canonical_json};
 
 /// Whitespace characters in a row that are split exactly; half of what the regular expressions can do.
 pub const BLANK_LIMIT: usize = 500_000;
+
+/// Words, numbers, code, spaces, several scripts, marks that combine, a pictogram.
+const PROBE: &str = "The quick  brown fox's 12345.678 jumps: naïve café, fiancée; x_1 += (a->b) * 0xFF;\r\n\t\
+    if (i < 10) { return \"ok\"; }\n\n   \u{2014} «Привет, мир» 你好，世界。 こんにちは 안녕하세요 مرحبا שלום नमस्ते \
+    e\u{301}e\u{301} ﬁ \u{200d}👩\u{200d}🚀 I'll we've DON'T 3rd 1,000,000 http://a.b/c?d=e#f";
 
 /// A tokenizer of one model.
 #[derive(Debug)]
@@ -152,6 +158,26 @@ impl Tokenizer {
     /// Whether a token of this spelling is marked special.
     pub fn is_special(&self, token: &str) -> bool {
         self.inner.get_added_vocabulary().is_special_token(token)
+    }
+
+    /// A digest of what the tokenizer does: every token's spelling and whether it is special, and how it splits a
+    /// text that has something of everything.
+    ///
+    /// Two files that say the same in other words have the same fingerprint.
+    ///
+    /// # Errors
+    /// [`TextError::Encode`] if it cannot encode the text.
+    pub fn fingerprint(&self) -> Result<Digest, TextError> {
+        let mut hasher = Hasher::default();
+        for id in 0..self.size as u32 {
+            let token = self.token(id);
+            let special = token.as_ref().is_some_and(|token| self.is_special(token));
+            hasher.update(&canonical_json(&(id, token, special)));
+        }
+        for special in [false, true] {
+            hasher.update(&canonical_json(&self.encode(PROBE, special)?));
+        }
+        Ok(hasher.finish())
     }
 
     /// One more than the largest id; the model's vocabulary may be larger, never smaller.

@@ -1,0 +1,204 @@
+//! `tqc eval`: what its commands share.
+
+mod dump;
+mod kl;
+mod list;
+mod tasks;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::time::Instant;
+
+use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal as _;
+
+use super::model::folder;
+use super::print;
+use crate::backend::Precision;
+use crate::backend::cpu::Cpu;
+use crate::eval::Progress;
+use crate::eval::db::{Db, DbError};
+use crate::eval::forward::Need;
+use crate::failure::{Exit, Outcome};
+use crate::isa::Isa;
+use crate::units::Bytes;
+
+/// Measure a model: divergence from its teacher, tasks, stop behaviour; compare and list results.
+#[derive(Debug, Args)]
+pub struct EvalArgs {
+    #[command(subcommand)]
+    what: Eval,
+}
+
+#[derive(Debug, Subcommand)]
+enum Eval {
+    Dump(Box<dump::DumpArgs>),
+    Kl(Box<kl::KlArgs>),
+    Tasks(Box<tasks::TasksArgs>),
+    List(list::ListArgs),
+}
+
+impl EvalArgs {
+    pub fn run(self) -> Outcome<Exit> {
+        match self.what {
+            Eval::Dump(args) => args.run(),
+            Eval::Kl(args) => args.run(),
+            Eval::Tasks(args) => args.run(),
+            Eval::List(args) => args.run(),
+        }
+    }
+}
+
+/// A model that is measured, and how it runs.
+#[derive(Debug, Args)]
+pub struct MeasuredArgs {
+    /// A folder (a Hugging Face checkpoint, a checkpoint in MLX's layout, or an artifact), or
+    /// `hub:ORG/NAME@COMMIT`.
+    #[arg(value_name = "MODEL")]
+    pub model: String,
+    /// Do not compare an artifact's files with its record first.
+    #[arg(long)]
+    no_verify: bool,
+    /// Threads [default: all the machine has]. The result does not depend on it.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Instruction set of the kernels: scalar, avx2, avx512 or neon [default: the best here]. The result
+    /// does not depend on it.
+    #[arg(long, value_name = "NAME")]
+    isa: Option<Isa>,
+}
+
+impl MeasuredArgs {
+    /// The model's folder; an artifact's files agree with its record.
+    pub fn folder(&self) -> Outcome<PathBuf> {
+        folder(&self.model, self.no_verify)
+    }
+
+    /// Where it runs.
+    pub fn cpu(&self, precision: Precision) -> Arc<Cpu> {
+        let all = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Cpu::new(self.isa.unwrap_or_else(Isa::best), self.threads.map_or(all, usize::from), precision)
+    }
+}
+
+/// Which arithmetic is measured.
+#[derive(Debug, Args)]
+pub struct PathArgs {
+    /// Measure the path that `generate` takes by default, which rounds the inputs of packed linear layers to
+    /// int8. Without it weights alone are measured, with f32 activations.
+    #[arg(long)]
+    pub fast: bool,
+}
+
+impl PathArgs {
+    /// The path.
+    pub fn precision(&self) -> Precision {
+        if self.fast { Precision::Fast } else { Precision::Exact }
+    }
+}
+
+/// Where results are kept.
+#[derive(Debug, Args)]
+pub struct DbArgs {
+    /// The database of results; made if it does not exist.
+    #[arg(long, value_name = "FILE", default_value = "eval.db")]
+    pub db: PathBuf,
+    /// Start anew, even if the same measurement lies there unfinished.
+    #[arg(long)]
+    pub fresh: bool,
+}
+
+impl DbArgs {
+    /// Opens the database.
+    pub fn create(&self) -> Result<Db, DbError> {
+        Db::create(&self.db)
+    }
+}
+
+/// Most memory to hold.
+#[derive(Debug, Args)]
+pub struct BudgetArgs {
+    /// Working memory, mapped weights left out. A smaller budget reads the weights more often.
+    #[arg(long, value_name = "SIZE", default_value = "2GiB")]
+    pub memory: Bytes,
+}
+
+/// Draws how far an instrument is, on a terminal, and says what it will hold in memory.
+pub struct Steps {
+    bar: Mutex<Option<ProgressBar>>,
+    what: String,
+    start: Instant,
+}
+
+impl Steps {
+    /// A bar for `what`.
+    pub fn new(what: &str) -> Self {
+        Self { bar: Mutex::new(None), what: what.to_owned(), start: Instant::now() }
+    }
+
+    /// Takes the bar away.
+    pub fn end(&self) {
+        if let Some(bar) = self.bar.lock().expect("drawing does not panic").take() {
+            bar.finish_and_clear();
+        }
+    }
+
+    /// Seconds since it was made.
+    pub fn seconds(&self) -> f64 {
+        self.start.elapsed().as_secs_f64()
+    }
+}
+
+impl Drop for Steps {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Progress for Steps {
+    fn need(&self, need: &Need) {
+        print::say(&format!(
+            "memory: {} for the residual stream, {} inside a layer; weights are mapped, at most {} at a time; {}",
+            need.residual,
+            need.inside,
+            need.mapped,
+            match need.batches {
+                1 => "they are read once".to_owned(),
+                n => format!("they are read {n} times"),
+            }
+        ));
+    }
+
+    fn at(&self, done: u64, total: u64, unit: &'static str) {
+        if !std::io::stderr().is_terminal() {
+            return;
+        }
+        let mut bar = self.bar.lock().expect("drawing does not panic");
+        let bar = bar.get_or_insert_with(|| {
+            let bar = ProgressBar::new(total);
+            let template = "{msg:>12} [{bar:30}] {pos}/{len} {prefix}  {per_sec}  {eta} left";
+            let style = ProgressStyle::with_template(template).expect("the template is a constant");
+            bar.set_style(style.progress_chars("=> "));
+            bar.set_message(self.what.clone());
+            bar.set_position(done);
+            // Work of an earlier process must not count into the rate.
+            bar.reset_eta();
+            bar
+        });
+        bar.set_prefix(unit);
+        bar.set_length(total);
+        bar.set_position(done);
+    }
+}
+
+/// A number of nats: four digits, small ones with an exponent.
+pub fn nats(value: f64) -> String {
+    if value == 0.0 || value.abs() >= 1e-3 { format!("{value:.5}") } else { format!("{value:.2e}") }
+}
+
+/// `path` for people.
+pub fn shown(path: &Path) -> String {
+    path.display().to_string()
+}

@@ -1,0 +1,141 @@
+//! What stops an instrument.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::digest::Digest;
+use crate::failure::{Exit, Failure};
+use crate::units::Bytes;
+
+/// Why something could not be measured.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum EvalError {
+    #[error("cannot {what} `{path}`: {source}")]
+    Io { what: &'static str, path: PathBuf, source: io::Error },
+    #[error("`{path}`, line {line}: {problem}")]
+    Line { path: PathBuf, line: usize, problem: String },
+    #[error("`{path}` holds no text")]
+    NoText { path: PathBuf },
+    #[error(
+        "`{path}`, line {line}: the text is {found} token, but there is nothing to compare in fewer than 2"
+    )]
+    ShortText { path: PathBuf, line: usize, found: usize },
+    #[error("`{path}`: none of {documents} documents has {min_tokens} tokens")]
+    AllShort { path: PathBuf, documents: usize, min_tokens: usize },
+    #[error("`{path}` exists already")]
+    Occupied { path: PathBuf },
+    #[error("`{path}` is being written by another process")]
+    InUse { path: PathBuf },
+    #[error("`{path}` holds unfinished work of another kind: other text, model, settings or program")]
+    OtherWork { path: PathBuf },
+    #[error("a budget of {budget} is too small: one sequence needs {needed}")]
+    Budget { budget: Bytes, needed: Bytes },
+    #[error("a hidden state of token {position} holds {value}, which {dtype} cannot")]
+    HiddenOverflow { position: usize, value: f32, dtype: &'static str },
+    #[error("the teacher's logits after token {position} hold NaN or infinity")]
+    TeacherNonFinite { position: usize },
+    #[error("`{path}` is not a teacher dump: {problem}")]
+    NotADump { path: PathBuf, problem: String },
+    #[error("`{path}` has version {found}, but this program reads version {needed}")]
+    DumpVersion { path: PathBuf, found: u64, needed: u32 },
+    #[error("`{path}` holds {found} bytes, but the dump's record says {needed}")]
+    Truncated { path: PathBuf, found: u64, needed: u64 },
+    #[error("`{path}` has SHA-256 {found}, but the dump's record says {needed}")]
+    Damaged { path: PathBuf, found: Digest, needed: Digest },
+    #[error("the dump's teacher has a head with SHA-256 {needed}, but {tried}")]
+    NoHead { needed: Digest, tried: String },
+    #[error("the teacher's folder is needed, but {tried}")]
+    NoTeacher { tried: String },
+    #[error("the candidate has {found} tokens in its vocabulary, but the teacher has {needed}")]
+    OtherVocabulary { found: usize, needed: usize },
+    #[error("the candidate has {found} layers, but the teacher has {needed}")]
+    OtherDepth { found: usize, needed: usize },
+    #[error("the candidate's tokenizer differs from the teacher's: its fingerprint is {found}, not {needed}")]
+    OtherTokenizer { found: String, needed: Digest },
+    #[error("the candidate's context is {found} tokens, but the dump has a sequence of {needed}")]
+    ShortContext { found: usize, needed: usize },
+    #[error("{cut} documents would be cut and {short} left out as short")]
+    Strict { cut: usize, short: usize },
+    #[error("interrupted: {0}")]
+    Interrupted(String),
+}
+
+impl EvalError {
+    /// For `map_err`.
+    pub fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| EvalError::Io { what, path, source }
+    }
+}
+
+impl Failure for EvalError {
+    fn exit(&self) -> Exit {
+        match self {
+            // What was asked for is not there to be read: the request's fault.
+            EvalError::Io { what: "open" | "read", source, .. }
+                if source.kind() == io::ErrorKind::NotFound =>
+            {
+                Exit::Request
+            }
+            EvalError::Io { .. } => Exit::Machine,
+            EvalError::Strict { .. }
+            | EvalError::Occupied { .. }
+            | EvalError::InUse { .. }
+            | EvalError::OtherWork { .. }
+            | EvalError::Budget { .. }
+            | EvalError::HiddenOverflow { .. }
+            | EvalError::AllShort { .. }
+            | EvalError::NoHead { .. }
+            | EvalError::NoTeacher { .. }
+            | EvalError::OtherVocabulary { .. }
+            | EvalError::OtherTokenizer { .. }
+            | EvalError::OtherDepth { .. }
+            | EvalError::ShortContext { .. } => Exit::Request,
+            EvalError::Interrupted(_) => Exit::Interrupted,
+            _ => Exit::Input,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        let text = match self {
+            EvalError::Io { .. } => return None,
+            EvalError::Line { .. } => {
+                "each line is one JSON object with `text`, or with `messages` for the chat template"
+            }
+            EvalError::NoText { .. } => "give a file with at least one line of JSON",
+            EvalError::ShortText { .. } => {
+                "remove the line, or leave short documents out with `--min-tokens N` (they are counted)"
+            }
+            EvalError::AllShort { .. } => "lower `--min-tokens`, or give longer documents",
+            EvalError::Occupied { .. } => "name another folder, or remove this one",
+            EvalError::InUse { .. } => "wait for it, or name another folder",
+            EvalError::OtherWork { .. } => {
+                "repeat the command it belongs to, or throw it away with `--discard`"
+            }
+            EvalError::Budget { .. } => "raise `--memory`, or shorten the sequences with `--context`",
+            EvalError::HiddenOverflow { .. } => "dump with `--dtype f32`",
+            EvalError::TeacherNonFinite { .. } => {
+                "the teacher's weights are out of range; nothing can be measured against it"
+            }
+            EvalError::NotADump { .. } => {
+                "give a folder that `tqc eval dump` wrote, or a `_logits_` file of llama.cpp"
+            }
+            EvalError::DumpVersion { .. } => "make the dump again, or use the program version that wrote it",
+            EvalError::Truncated { .. } | EvalError::Damaged { .. } => {
+                "the file was cut or changed after it was written; copy it again, or make the dump again"
+            }
+            EvalError::NoHead { .. } | EvalError::NoTeacher { .. } => {
+                "name the teacher's folder with `--head DIR`"
+            }
+            EvalError::OtherVocabulary { .. } | EvalError::OtherTokenizer { .. } => {
+                "a KL between different tokens means nothing: make a dump of this candidate's own teacher"
+            }
+            EvalError::OtherDepth { .. } => "name the model that this candidate was made from",
+            EvalError::ShortContext { .. } => "make a dump with a smaller `--context`",
+            EvalError::Strict { .. } => "raise `--context`, lower `--min-tokens`, or run without `--strict`",
+            EvalError::Interrupted(_) => "run the same command again to go on from there",
+        };
+        Some(text.to_owned())
+    }
+}

@@ -1,0 +1,54 @@
+//! What comes after the last layer: the final norm, and the matrix that makes logits of hidden states.
+
+use std::sync::Arc;
+
+use super::{RuntimeError, Weights};
+use crate::backend::cpu::{Cpu, Input};
+use crate::backend::{LinearOp, Packed};
+
+/// The final norm and the head.
+#[derive(Debug)]
+pub struct Head {
+    cpu: Arc<Cpu>,
+    gain: Vec<f32>,
+    eps: f32,
+    op: Box<dyn LinearOp>,
+}
+
+impl Head {
+    /// The head of a model.
+    ///
+    /// # Errors
+    /// As [`Weights::vector`].
+    pub fn open(weights: &Weights, cpu: &Arc<Cpu>) -> Result<Self, RuntimeError> {
+        let gain = weights.vector(&format!("{}.norm.weight", weights.decoder.root))?;
+        let op = cpu.prepare(&weights.head()?, false);
+        Ok(Self { cpu: cpu.clone(), gain, eps: weights.decoder.eps, op })
+    }
+
+    /// The matrix alone, for hidden states that are normed already.
+    pub fn of_matrix(matrix: &Packed, cpu: &Arc<Cpu>) -> Self {
+        Self { cpu: cpu.clone(), gain: Vec::new(), eps: 0.0, op: cpu.prepare(matrix, true) }
+    }
+
+    /// The linear layer.
+    pub fn op(&self) -> &dyn LinearOp {
+        &*self.op
+    }
+
+    /// Final-normed hidden states [rows, H] of a residual stream [rows, H].
+    ///
+    /// # Panics
+    /// If lengths differ, or after [`Head::of_matrix`].
+    pub fn norm(&self, residual: &[f32], hidden: &mut [f32]) {
+        self.cpu.rms_norm(residual, &self.gain, self.eps, hidden);
+    }
+
+    /// Logits [rows, V] of final-normed hidden states [rows, H]. They may hold NaN or infinity.
+    pub fn logits(&self, hidden: &[f32]) -> Vec<f32> {
+        let input = Input::new(hidden, self.op.in_features());
+        let mut logits = vec![0.0; input.rows() * self.op.out_features()];
+        self.cpu.linear(&input, &mut [(&*self.op, &mut logits)]);
+        logits
+    }
+}
