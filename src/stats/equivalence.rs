@@ -7,8 +7,8 @@ use super::mean::{clustered_mean, upper_p};
 
 /// Is a difference inside ±`margin`?
 ///
-/// Two one-sided tests; both must reject, so their larger p is the p of "the difference is `margin` or more, one
-/// way or the other". p <= α proves equivalence at level α, as does a 1 − 2α interval inside ±`margin`.
+/// Two one-sided tests; both must reject, so their larger p is the p of "the difference is `margin` or more,
+/// one way or the other". p <= α proves equivalence at level α, as does a 1 − 2α interval inside ±`margin`.
 /// Source: Schuirmann 1987.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Tost {
@@ -36,9 +36,9 @@ pub fn tost_mean(difference: f64, standard_error: f64, freedom: f64, margin: f64
 
 /// For the ratio of two means over the same clusters: is B inside A · (1 ± `margin`)?
 ///
-/// Tests the means of b − (1 − margin) a and b − (1 + margin) a against 0, with clustered errors, so that the noise
-/// in A is counted too and no ratio is ever formed. `None` below two clusters. Source: Fieller's method as used by
-/// Hauschke and others 1999.
+/// Tests the means of b − (1 − margin) a and b − (1 + margin) a against 0, with clustered errors, so that the
+/// noise in A is counted too and no ratio is ever formed. `None` below two clusters. Source: Fieller's method
+/// as used by Hauschke and others 1999.
 pub fn tost_ratio(clusters: &[PairedCluster], margin: f64) -> Option<Tost> {
     let p_above = |sign: f64, factor: f64| {
         let off: Vec<(f64, u64)> = clusters.iter().map(|c| (sign * (c.b - factor * c.a), c.count)).collect();

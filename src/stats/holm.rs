@@ -1,7 +1,7 @@
 //! Many tests at once.
 
-/// Adjusted p values, in the order given: with all of them at most α rejected, the chance of any false rejection
-/// is at most α.
+/// Adjusted p values, in the order given: with all of them at most α rejected, the chance of any false
+/// rejection is at most α.
 ///
 /// Of m values the i-th smallest (from 0) becomes max over j <= i of min(1, (m − j) p₍j₎). Source: Holm 1979.
 pub fn holm(p: &[f64]) -> Vec<f64> {

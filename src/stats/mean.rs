@@ -45,8 +45,9 @@ pub(super) fn upper_p(estimate: f64, standard_error: f64, freedom: f64) -> f64 {
 /// SE² = G / (G − 1) · Σ_g (sum_g − m · count_g)² / N²                              (CR1)
 /// m ± t(G − 1) · SE
 /// ```
-/// Clusters without observations are left out of G. `None` if there is no observation. `confidence` is in (0, 1).
-/// Source: Liang and Zeger 1986; equals a regression on a constant with clustered errors in statsmodels or Stata.
+/// Clusters without observations are left out of G. `None` if there is no observation. `confidence` is in
+/// (0, 1). Source: Liang and Zeger 1986; equals a regression on a constant with clustered errors in
+/// statsmodels or Stata.
 pub fn clustered_mean(clusters: &[(f64, u64)], confidence: f64) -> Option<Mean> {
     let observations: u64 = clusters.iter().map(|c| c.1).sum();
     if observations == 0 {
@@ -69,8 +70,8 @@ pub fn clustered_mean(clusters: &[(f64, u64)], confidence: f64) -> Option<Mean> 
 
 /// The quantile `q` in [0, 1] of values in ascending order, `None` if there are none.
 ///
-/// Linear interpolation between order statistics: with h = (n − 1) q, x₍⌊h⌋₎ + (h − ⌊h⌋) (x₍⌊h⌋₊₁₎ − x₍⌊h⌋₎), counted
-/// from 0. numpy's default, number 7 of Hyndman and Fan 1996.
+/// Linear interpolation between order statistics: with h = (n − 1) q, x₍⌊h⌋₎ + (h − ⌊h⌋) (x₍⌊h⌋₊₁₎ − x₍⌊h⌋₎),
+/// counted from 0. numpy's default, number 7 of Hyndman and Fan 1996.
 pub fn quantile_of_sorted<T: Copy + Into<f64>>(sorted: &[T], q: f64) -> Option<f64> {
     let h = sorted.len().checked_sub(1)? as f64 * q;
     let below = h.floor();

@@ -11,12 +11,12 @@
 //! | and if many were tried? | [`holm`] |
 //! | what difference could have been seen at all? | [`smallest_difference`], [`items_to_see`] |
 //!
-//! `docs/statistics.md` has the formulas for users. Pure functions of their arguments; random draws are those of
-//! ChaCha with 8 rounds from a stated seed. Sums run in the order of the arguments. Where there is no answer (one
-//! cluster has no standard error) it is `None` and never NaN; arguments are finite.
+//! `docs/statistics.md` has the formulas for users. Pure functions of their arguments; random draws are those
+//! of ChaCha with 8 rounds from a stated seed. Sums run in the order of the arguments. Where there is no
+//! answer (one cluster has no standard error) it is `None` and never NaN; arguments are finite.
 //!
-//! The normal and Student's distributions are those of `statrs`, which uses the platform's `ln` and `exp`: between
-//! machines the last digits of an interval or p value may differ, never a count, a mean or a draw.
+//! The normal and Student's distributions are those of `statrs`, which uses the platform's `ln` and `exp`:
+//! between machines the last digits of an interval or p value may differ, never a count, a mean or a draw.
 
 mod bootstrap;
 mod distribution;
@@ -63,7 +63,8 @@ impl Interval {
     }
 }
 
-/// Where `holds` ends, between `low`, where it does, and `high`, where it does not: to 1e-14 of itself, or 1e-15.
+/// Where `holds` ends, between `low`, where it does, and `high`, where it does not: to 1e-14 of itself, or
+/// 1e-15.
 ///
 /// Goes to `high` if it holds everywhere and to `low` if nowhere.
 fn bisect(mut low: f64, mut high: f64, holds: impl Fn(f64) -> bool) -> f64 {

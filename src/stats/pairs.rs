@@ -64,8 +64,8 @@ impl Pairs {
 
     /// Interval for the difference: every d that the score test does not reject.
     ///
-    /// [−1, 1] without items. Source: Tango 1998. It stays inside [−1, 1], has a width when A and B never disagree
-    /// (where Wald's has none), and agrees with [`Pairs::tost`].
+    /// [−1, 1] without items. Source: Tango 1998. It stays inside [−1, 1], has a width when A and B never
+    /// disagree (where Wald's has none), and agrees with [`Pairs::tost`].
     pub fn interval(self, confidence: f64) -> Interval {
         let z = normal_quantile(0.5 + confidence / 2.0);
         let estimate = self.difference();
@@ -99,14 +99,14 @@ impl Pairs {
 
 /// n times the variance of the difference of the shares, if it is truly `d`.
 ///
-/// `up` and `down` are the shares seen in B only and in A only. q is the likeliest probability of "A only" under
-/// the restriction that "B only" has q + d:
+/// `up` and `down` are the shares seen in B only and in A only. q is the likeliest probability of "A only"
+/// under the restriction that "B only" has q + d:
 ///
 /// ```text
 /// 2 q² + (2 d − (up + down) − (up − down) d) q − down · d (1 − d) = 0,   q >= 0
 /// V = 2 q + d − d²
 /// ```
-/// Source: Tango 1998, equations 6 to 8.
+/// Source: Tango 1998.
 pub(super) fn restricted_variance(up: f64, down: f64, d: f64) -> f64 {
     if d < 0.0 {
         return restricted_variance(down, up, -d);

@@ -1,9 +1,10 @@
 //! What n paired items can show, at 5 % and with 80 % power.
 //!
-//! The test is exact McNemar, so its power is computed exactly as well, as long as few items are expected to differ
-//! (n · discordance up to 300): there the test is far from its normal approximation, and below six discordant items
-//! it never rejects, which is just what a user with a hundred items must hear. Beyond 300 the normal approximation
-//! with continuity correction takes over, which gives differences within 0.4 % of the exact ones.
+//! The test is exact McNemar, so its power is computed exactly as well, as long as few items are expected to
+//! differ (n · discordance up to 300): there the test is far from its normal approximation, and below six
+//! discordant items it never rejects, which is just what a user with a hundred items must hear. Beyond 300
+//! the normal approximation with continuity correction takes over, which gives differences within 0.4 % of
+//! the exact ones.
 
 use super::pairs::restricted_variance;
 use super::{ALPHA, Binomial, bisect, normal_quantile, normal_tail};
@@ -16,8 +17,8 @@ const EXACT: f64 = 300.0;
 
 /// Probability that exact McNemar on `n` items has p <= 5 %.
 ///
-/// `discordance` is the probability ψ that an item is right in one model only, `difference` d <= ψ that of B only
-/// less that of A only.
+/// `discordance` is the probability ψ that an item is right in one model only, `difference` d <= ψ that of B
+/// only less that of A only.
 ///
 /// ```text
 /// exact:  Σ_D P(D) · P(X >= k(D) or X <= D − k(D)),  D ~ Binomial(n, ψ),  X ~ Binomial(D, (1 + d/ψ)/2)
@@ -46,7 +47,8 @@ pub fn power(n: u64, discordance: f64, difference: f64) -> f64 {
     rejected.sum()
 }
 
-/// The least count k of `discordant` items on one side that exact McNemar calls significant; none below six items.
+/// The least count k of `discordant` items on one side that exact McNemar calls significant; none below six
+/// items.
 fn critical(discordant: u64) -> Option<u64> {
     let fair = Binomial::new(discordant, 0.5);
     let mut tail = 0.0;
@@ -65,15 +67,15 @@ fn critical(discordant: u64) -> Option<u64> {
 /// The smallest difference of shares that `n` items show with 80 % power if A and B disagree on a share
 /// `discordance` of them. `None` if `n` items show nothing at all.
 ///
-/// A difference needs at least as much disagreement, so 0 asks for the best case: all disagreements one way. No
-/// pair of models does better than that.
+/// A difference needs at least as much disagreement, so 0 asks for the best case: all disagreements one way.
+/// No pair of models does better than that.
 pub fn smallest_difference(n: u64, discordance: f64) -> Option<f64> {
     let enough = |d: f64| power(n, discordance.max(d), d) >= POWER;
     enough(1.0).then(|| bisect(0.0, 1.0, |d| !enough(d)))
 }
 
-/// How many items show `difference` with 80 % power, if A and B disagree on a share `discordance`. `None` if it is
-/// not above 0.
+/// How many items show `difference` with 80 % power, if A and B disagree on a share `discordance`. `None` if
+/// it is not above 0.
 pub fn items_to_see(difference: f64, discordance: f64) -> Option<u64> {
     let enough = |n: u64| power(n, discordance.max(difference), difference) >= POWER;
     if !(difference > 0.0 && difference <= 1.0) {
@@ -95,11 +97,12 @@ pub fn items_to_see(difference: f64, discordance: f64) -> Option<u64> {
     Some(high)
 }
 
-/// How many items prove with 80 % power that two equals, which disagree on a share `discordance`, differ by less
-/// than `margin`. `None` if it is not in (0, 1).
+/// How many items prove with 80 % power that two equals, which disagree on a share `discordance`, differ by
+/// less than `margin`. `None` if it is not in (0, 1).
 ///
-/// n = ((z₀.₉₅ √V(margin) + z₀.₉ √discordance) / margin)², V the restricted variance of [`super::Pairs::tost`]. Normal
-/// approximation, like that test; each of the two tests fails with half of the 20 %.
+/// n = ((z₀.₉₅ √V(margin) + z₀.₉ √discordance) / margin)², V the restricted variance of
+/// [`super::Pairs::tost`]. Normal approximation, like that test; each of the two tests fails with half of the
+/// 20 %.
 pub fn items_to_prove(margin: f64, discordance: f64) -> Option<u64> {
     if !(margin > 0.0 && margin < 1.0) {
         return None;

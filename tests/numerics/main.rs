@@ -1,10 +1,11 @@
-//! Encoders and decoders against MLX's own bytes, linear layers against plain loops, and every instruction set
-//! against the definition.
+//! Encoders and decoders against MLX's own bytes, linear layers against plain loops, statistics against
+//! scipy, and every instruction set against the definition.
 
 mod encoders;
 mod golden;
 mod linear;
 mod refit;
+mod statistics;
 
 use tqc::codec::{CodecSpec, codec};
 use tqc::isa::Isa;
