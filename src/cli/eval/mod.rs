@@ -5,6 +5,7 @@ mod dump;
 mod kl;
 mod list;
 mod stop;
+mod tasks;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,6 +38,7 @@ pub struct EvalArgs {
 enum Eval {
     Dump(Box<dump::DumpArgs>),
     Kl(Box<kl::KlArgs>),
+    Tasks(Box<tasks::TasksArgs>),
     Stop(Box<stop::StopArgs>),
     Compare(compare::CompareArgs),
     List(list::ListArgs),
@@ -47,6 +49,7 @@ impl EvalArgs {
         match self.what {
             Eval::Dump(args) => args.run(),
             Eval::Kl(args) => args.run(),
+            Eval::Tasks(args) => args.run(),
             Eval::Stop(args) => args.run(),
             Eval::Compare(args) => args.run(),
             Eval::List(args) => args.run(),

@@ -178,7 +178,7 @@ pub(super) fn run(run: &mut Run<'_>, items: &[ChoiceItem]) -> Outcome<Ended> {
     let single = encoded.iter().flat_map(|item| &item.continuations).all(|tokens| tokens.len() == 1);
     let metric = if single { Metric::Sum } else { Metric::PerByte };
     let pending: Vec<&Encoded> =
-        encoded.iter().take(run.limit()).filter(|item| !run.is_done(Frame::Raw, &item.id)).collect();
+        encoded.iter().take(run.limit()).filter(|item| !run.is_done(Frame::Choice, &item.id)).collect();
     for group in pending.chunks(run.settings.batch) {
         if run.stopped() {
             return Ok(Ended::Stopped);
@@ -199,7 +199,7 @@ pub(super) fn run(run: &mut Run<'_>, items: &[ChoiceItem]) -> Outcome<Ended> {
             let of_item = scores.by_ref().take(item.continuations.len());
             let detail = ChoiceDetail::new(of_item.map(|score| score.log_prob).collect(), item, metric);
             let correct = detail.chosen.get(metric) == item.answer;
-            run.give(Frame::Raw, &item.id, correct, Detail::Choice(detail))?;
+            run.give(Frame::Choice, &item.id, correct, Detail::Choice(detail))?;
         }
     }
     Ok(Ended::Done)

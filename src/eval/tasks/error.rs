@@ -21,6 +21,8 @@ pub enum TaskError {
     More { path: PathBuf, count: usize },
     #[error("`{path}` holds no items")]
     NoItems { path: PathBuf },
+    #[error("`{first}` and `{second}` are both called `{name}`")]
+    SameName { name: String, first: PathBuf, second: PathBuf },
     #[error("suite `{suite}`, item `{item}`: choice {choice} gives no tokens after the prompt")]
     NoContinuation { suite: String, item: String, choice: usize },
     #[error("suite `{suite}`, item `{item}`: {tokens} tokens are more than the model's context of {context}")]
@@ -93,7 +95,8 @@ impl Failure for TaskError {
         match self {
             TaskError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => Exit::Request,
             TaskError::Io { .. } => Exit::Machine,
-            TaskError::NoContinuation { .. }
+            TaskError::SameName { .. }
+            | TaskError::NoContinuation { .. }
             | TaskError::LongItem { .. }
             | TaskError::NoFrame { .. }
             | TaskError::NoTemplate { .. } => Exit::Request,
@@ -108,6 +111,7 @@ impl Failure for TaskError {
             TaskError::Line { fault, .. } => return fault.help(),
             TaskError::More { .. } => return None,
             TaskError::NoItems { .. } => "give a file with at least one item, one JSON object a line",
+            TaskError::SameName { .. } => "give each suite once, or rename one of the files",
             TaskError::NoContinuation { .. } => {
                 "write the choice as it would follow the prompt, such as ` A`"
             }

@@ -198,8 +198,8 @@ pub(super) fn run(run: &mut Run<'_>, items: &[GenerativeItem], frames: &[Frame])
     let mut work = Vec::new();
     for &frame in frames {
         let encoded = match frame {
-            Frame::Raw => raw(run, items)?,
             Frame::Chat => chat(run, items)?,
+            Frame::Raw | Frame::Choice => raw(run, items)?,
         };
         work.push((frame, encoded));
     }

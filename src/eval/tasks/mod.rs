@@ -53,6 +53,8 @@ pub const DATE: Duration = Duration::from_secs(1_767_225_600);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Frame {
+    /// The choices of a multiple choice item, after its prompt.
+    Choice,
     /// As plain text.
     Raw,
     /// Through the model's chat template.
@@ -62,6 +64,7 @@ pub enum Frame {
 impl fmt::Display for Frame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Frame::Choice => "choice",
             Frame::Raw => "raw",
             Frame::Chat => "chat",
         })
@@ -71,7 +74,7 @@ impl fmt::Display for Frame {
 /// How a suite is run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Frames to run; empty: all that the suite has.
+    /// Frames of generative items to run; empty: all that the suite has.
     pub frames: Vec<Frame>,
     /// Most tokens of an answer, at least 1.
     pub max_tokens: usize,
@@ -225,7 +228,7 @@ pub fn run<'a>(
 /// [`TaskError::NoFrame`] for one that the suite does not have.
 pub fn frames(suite: &Suite, settings: &Settings) -> Result<Vec<Frame>, TaskError> {
     let has = suite.items.frames();
-    if settings.frames.is_empty() {
+    if settings.frames.is_empty() || !matches!(suite.items, Items::Generative(_)) {
         return Ok(has);
     }
     let asked: BTreeSet<Frame> = settings.frames.iter().copied().collect();

@@ -1,12 +1,14 @@
 //! The probability of a continuation.
 //!
 //! ```text
-//! ln p(c | prompt) = Σ_i l_i[c_i] - ln Σ_v exp(l_i[v])          l_i: logits before token c_i, f32 [V]; sums in f64
+//! ln p(c | prompt) = Σ_i l_i[c_i] - ln Σ_v exp(l_i[v])          l_i: logits before token c_i, f32 [V]
 //! ```
+//! The sum over V is that of [`crate::numeric::divergence`]; the sum over tokens is in f64.
 
 use serde::{Deserialize, Serialize};
 
-use crate::numeric::math::{exp64, ln64};
+use crate::isa::Isa;
+use crate::numeric::divergence::log_sum;
 use crate::runtime::{Model, Part, RuntimeError, State, Want};
 
 /// Bytes of logits that are made at a time.
@@ -36,7 +38,8 @@ pub struct Ask<'a> {
 /// # Errors
 /// As [`Model::forward`].
 pub fn scores(model: &Model, asks: &[Ask<'_>], batch: usize) -> Result<Vec<Score>, RuntimeError> {
-    let mut scores: Vec<Score> = asks.iter().map(|ask| step(ask.logits, ask.tokens[0])).collect();
+    let isa = model.cpu().isa;
+    let mut scores: Vec<Score> = asks.iter().map(|ask| step(ask.logits, ask.tokens[0], isa)).collect();
     let longer: Vec<usize> = (0..asks.len()).filter(|i| asks[*i].tokens.len() > 1).collect();
     for wave in longer.chunks(batch) {
         let mut states: Vec<State> = wave.iter().map(|i| asks[*i].state.clone()).collect();
@@ -67,7 +70,7 @@ fn follow(
     for (i, (part, tokens)) in hidden.chunks(rows * config.hidden).zip(tokens.chunks(rows)).enumerate() {
         let logits = model.logits(part, position + i * rows)?;
         for (row, token) in logits.chunks_exact(config.vocab).zip(tokens) {
-            let next = step(row, *token);
+            let next = step(row, *token, model.cpu().isa);
             score.log_prob += next.log_prob;
             score.greedy &= next.greedy;
         }
@@ -75,13 +78,10 @@ fn follow(
     Ok(())
 }
 
-/// One token's share. Logits are finite: the runtime gives no others.
-fn step(logits: &[f32], token: u32) -> Score {
-    let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let greedy = logits.iter().position(|logit| *logit == greatest) == Some(token as usize);
-    let sum: f64 = logits.iter().map(|logit| exp64(f64::from(*logit) - f64::from(greatest))).sum();
-    let log_prob = f64::from(logits[token as usize]) - (f64::from(greatest) + ln64(sum));
-    Score { log_prob, greedy }
+/// One token's share.
+fn step(logits: &[f32], token: u32, isa: Isa) -> Score {
+    let (log_sum, greatest) = log_sum(logits, isa).expect("the runtime gives no logits that are not finite");
+    Score { log_prob: f64::from(logits[token as usize]) - log_sum, greedy: greatest == token }
 }
 
 #[cfg(test)]
@@ -93,7 +93,7 @@ mod tests {
         // softmax(ln 1, ln 2, ln 5) = 1/8, 2/8, 5/8
         let logits = [1.0f32, 2.0, 5.0].map(f32::ln);
         for (token, expected) in [(0, 0.125f64), (1, 0.25), (2, 0.625)] {
-            let score = step(&logits, token);
+            let score = step(&logits, token, Isa::best());
             assert!((score.log_prob - expected.ln()).abs() < 1e-7, "{score:?}");
             assert_eq!(score.greedy, token == 2);
         }
@@ -101,14 +101,14 @@ mod tests {
 
     #[test]
     fn of_equal_logits_the_first_is_the_greedy_one() {
-        assert!(step(&[1.0, 3.0, 3.0], 1).greedy);
-        assert!(!step(&[1.0, 3.0, 3.0], 2).greedy);
+        assert!(step(&[1.0, 3.0, 3.0], 1, Isa::best()).greedy);
+        assert!(!step(&[1.0, 3.0, 3.0], 2, Isa::best()).greedy);
     }
 
     #[test]
     fn large_logits_do_not_overflow() {
-        let score = step(&[3e38, -3e38, 3e38], 0);
+        let score = step(&[3e38, -3e38, 3e38], 0, Isa::best());
         assert!((score.log_prob + std::f64::consts::LN_2).abs() < 1e-12, "{score:?}");
-        assert_eq!(step(&[0.0], 0).log_prob, 0.0);
+        assert_eq!(step(&[0.0], 0, Isa::best()).log_prob, 0.0);
     }
 }

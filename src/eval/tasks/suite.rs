@@ -117,7 +117,11 @@ impl Items {
 
     /// The frames that every item has.
     pub fn frames(&self) -> Vec<Frame> {
-        let Items::Generative(items) = self else { return vec![Frame::Raw] };
+        let items = match self {
+            Items::Choice(_) => return vec![Frame::Choice],
+            Items::Cloze(_) => return vec![Frame::Raw],
+            Items::Generative(items) => items,
+        };
         let raw = items.iter().all(|item| item.raw_prompt.is_some());
         let chat = items.iter().all(|item| item.question.is_some());
         [(Frame::Raw, raw), (Frame::Chat, chat)].into_iter().filter(|(_, has)| *has).map(|(f, _)| f).collect()
