@@ -104,7 +104,7 @@ impl Bench {
         }
         let row = json!({ "suite": suite, "frame": "raw", "items": 20, "correct": right, "accuracy": right as f64 / 20.0,
                           "generative": { "empty": 7, "loops": 2 } });
-        self.db.finish(run, &json!({ "suites": [row], "headline": "x" }), 1.0).unwrap();
+        self.db.finish(run, &json!({ "results": [row], "headline": "x" }), 1.0).unwrap();
     }
 
     fn stop(&self, model: &Identity, pass: bool) {

@@ -57,7 +57,7 @@ impl TaskGroup {
         let mut suites: BTreeMap<(String, String), Vec<TaskEntry>> = BTreeMap::new();
         let mut answers: BTreeMap<(usize, String, String), Vec<(String, bool)>> = BTreeMap::new();
         for (model, run) in group {
-            for value in list(&run.summary, "suites") {
+            for value in list(&run.summary, "results") {
                 let name = |key| text(value, key).unwrap_or_else(|| "(no name)".to_owned());
                 let entry = TaskEntry::new(*model, run.id, value);
                 suites.entry((name("suite"), name("frame"))).or_default().push(entry);
