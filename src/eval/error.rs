@@ -57,6 +57,24 @@ pub enum EvalError {
     ShortContext { found: usize, needed: usize },
     #[error("{cut} documents would be cut and {short} left out as short")]
     Strict { cut: usize, short: usize },
+    #[error("suite `{suite}` has no prompts for free answers")]
+    NoPrompts { suite: String },
+    #[error(
+        "the dump's text has no answer that begins after the chat template's opening and ends with an end token"
+    )]
+    NoAnswers,
+    #[error("the dump keeps the likeliest tokens only, which need not hold the end tokens")]
+    NoHeadInDump,
+    #[error("`{dir}` declares no end token, so there is nothing to probe")]
+    NoEndTokens { dir: PathBuf },
+    #[error("a margin must be above 0 and below 1, got {found}")]
+    Margin { found: f64 },
+    #[error("the database has no finished run or model `{name}`")]
+    NoSuchModel { name: String },
+    #[error("`{name}` stands for several models: {digests}")]
+    SeveralModels { name: String, digests: String },
+    #[error("there is no measurement that all of them have: {found}")]
+    NothingToCompare { found: String },
     #[error("interrupted: {0}")]
     Interrupted(String),
 }
@@ -80,6 +98,13 @@ impl Failure for EvalError {
             }
             EvalError::Io { .. } => Exit::Machine,
             EvalError::Strict { .. }
+            | EvalError::Margin { .. }
+            | EvalError::NoSuchModel { .. }
+            | EvalError::SeveralModels { .. }
+            | EvalError::NothingToCompare { .. }
+            | EvalError::NoPrompts { .. }
+            | EvalError::NoAnswers
+            | EvalError::NoHeadInDump
             | EvalError::Occupied { .. }
             | EvalError::InUse { .. }
             | EvalError::OtherWork { .. }
@@ -134,6 +159,18 @@ impl Failure for EvalError {
             EvalError::OtherDepth { .. } => "name the model that this candidate was made from",
             EvalError::ShortContext { .. } => "make a dump with a smaller `--context`",
             EvalError::Strict { .. } => "raise `--context`, lower `--min-tokens`, or run without `--strict`",
+            EvalError::NoPrompts { .. } => "name suites whose items have `raw_prompt` or `question`",
+            EvalError::NoAnswers => {
+                "dump conversations (`messages`, or text in the template's form), or give a model as the teacher"
+            }
+            EvalError::NoHeadInDump => "make the dump with `--format hidden`",
+            EvalError::NoEndTokens { .. } => "add `eos_token_id` to its generation_config.json",
+            EvalError::Margin { .. } => "0.02 is two points of accuracy",
+            EvalError::NoSuchModel { .. } => "`tqc eval list` shows runs, names and digests",
+            EvalError::SeveralModels { .. } => "give the digest's first digits, or a run's number",
+            EvalError::NothingToCompare { .. } => {
+                "measure them with the same dump or suites and the same settings; `tqc eval list` shows what there is"
+            }
             EvalError::Interrupted(_) => "run the same command again to go on from there",
         };
         Some(text.to_owned())

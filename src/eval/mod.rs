@@ -1,9 +1,9 @@
 //! Instruments: how far a candidate is from its teacher, what it can still do, and whether a difference is real.
 //!
 //! [`dump`] keeps what a teacher said about a text, [`kl`] holds a candidate against it, [`tasks`] asks it questions,
-//! [`compare`] says whether two results differ, and [`db`] keeps every result with all that it depends on. Nothing here
-//! decides the bytes of an artifact; but the numbers are functions of models, text and settings alone, whatever the
-//! threads and the instruction set.
+//! [`stop`] watches it begin and end its answers, [`compare`] says whether two results differ, and [`db`] keeps every
+//! result with all that it depends on. Nothing here decides the bytes of an artifact; but the numbers are functions of
+//! models, text and settings alone, whatever the threads and the instruction set.
 
 pub mod compare;
 pub mod db;
@@ -13,6 +13,7 @@ mod error;
 pub mod forward;
 pub mod identity;
 pub mod kl;
+pub mod stop;
 pub mod tasks;
 pub mod work;
 

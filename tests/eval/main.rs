@@ -1,7 +1,9 @@
-//! The instruments: against other implementations and arithmetic, and what they refuse.
+//! The instruments: against arithmetic and other implementations, and what they refuse.
 
 #[path = "../common/mod.rs"]
 mod common;
 
+mod compare;
 mod kl;
+mod stop;
 mod tasks;

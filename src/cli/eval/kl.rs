@@ -13,7 +13,7 @@ use crate::backend::Precision;
 use crate::cli::Common;
 use crate::cli::generate::interrupt;
 use crate::cli::print::{self, Table};
-use crate::digest::Digest;
+use crate::digest::{Digest, canonical_json};
 use crate::eval::db::{Document, Key};
 use crate::eval::dump::Dump;
 use crate::eval::identity::Identity;
@@ -117,8 +117,12 @@ impl KlArgs {
                 dump.sequences.len()
             ));
         }
-        let target = self.db.db.with_file_name(format!("eval-run-{}", open.id));
+        let name = Digest::of(&canonical_json(&key)).short();
+        let target = self.db.db.with_file_name(format!("eval-{name}"));
         let work = (!self.decode).then(|| Work::take(&target, &key, true)).transpose()?;
+        if let Some(work) = work.as_ref().filter(|_| !open.resumed) {
+            work.forget("residual.json");
+        }
         let candidate = match self.decode {
             true => Candidate::Decoding(Box::new(Model::new(weights, cpu.clone())?)),
             false => Candidate::Streamed(Box::new(weights), cpu.clone()),

@@ -1,8 +1,10 @@
 //! `tqc eval`: what its commands share.
 
+mod compare;
 mod dump;
 mod kl;
 mod list;
+mod stop;
 mod tasks;
 
 use std::path::{Path, PathBuf};
@@ -37,6 +39,8 @@ enum Eval {
     Dump(Box<dump::DumpArgs>),
     Kl(Box<kl::KlArgs>),
     Tasks(Box<tasks::TasksArgs>),
+    Stop(Box<stop::StopArgs>),
+    Compare(compare::CompareArgs),
     List(list::ListArgs),
 }
 
@@ -46,6 +50,8 @@ impl EvalArgs {
             Eval::Dump(args) => args.run(),
             Eval::Kl(args) => args.run(),
             Eval::Tasks(args) => args.run(),
+            Eval::Stop(args) => args.run(),
+            Eval::Compare(args) => args.run(),
             Eval::List(args) => args.run(),
         }
     }

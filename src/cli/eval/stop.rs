@@ -158,7 +158,8 @@ impl StopArgs {
             }
             Teacher::Model { identity: teacher, .. } => {
                 if teacher.tokenizer != identity.tokenizer {
-                    let found = identity.tokenizer.map_or_else(|| "none".to_owned(), |found| found.to_string());
+                    let found =
+                        identity.tokenizer.map_or_else(|| "none".to_owned(), |found| found.to_string());
                     let needed = teacher.tokenizer.unwrap_or_else(|| Digest::of(b""));
                     return Err(EvalError::OtherTokenizer { found, needed }.into());
                 }
@@ -204,9 +205,12 @@ impl StopArgs {
             found.insert((item.suite, item.frame, item.item), detail);
             Ok(())
         };
-        let done: Vec<_> = db.items(open.id)?.into_iter().map(|item| (item.suite, item.frame, item.item)).collect();
+        let done: Vec<_> =
+            db.items(open.id)?.into_iter().map(|item| (item.suite, item.frame, item.item)).collect();
         let is_done = |prompt: &Prompt| {
-            done.iter().any(|(suite, frame, id)| *suite == prompt.suite && *frame == prompt.frame && *id == prompt.id)
+            done.iter().any(|(suite, frame, id)| {
+                *suite == prompt.suite && *frame == prompt.frame && *id == prompt.id
+            })
         };
         let speaking = candidate.speaking(self.max_tokens as usize, &stop);
         let ended = match &teacher {
@@ -280,7 +284,9 @@ impl StopArgs {
                 continue;
             }
             let raw = prompt.frame == "raw";
-            let Some(reference) = teacher.write(&prompt.tokens, raw)? else { return Err(interrupted(i, asked.len())) };
+            let Some(reference) = teacher.write(&prompt.tokens, raw)? else {
+                return Err(interrupted(i, asked.len()));
+            };
             let case = Case::of(&prompt.tokens, &reference);
             let along = teacher.along(&case)?;
             match examine(&case, along, candidate, raw)? {
@@ -349,7 +355,10 @@ fn text(report: &Report, identity: &Identity) -> String {
     );
     for frame in &report.summary.frames {
         let (t, c) = (&frame.teacher, &frame.candidate);
-        out.push_str(&format!("\n{}: {} cases, {} of them with a true end\n", frame.frame, frame.cases, frame.ends));
+        out.push_str(&format!(
+            "\n{}: {} cases, {} of them with a true end\n",
+            frame.frame, frame.cases, frame.ends
+        ));
         let mut table = Table::new(&[("", false), ("teacher", true), ("candidate", true)]);
         let number = |value: f64| format!("{value:.4}");
         let maybe = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), number);
@@ -365,7 +374,8 @@ fn text(report: &Report, identity: &Identity) -> String {
             ("answers that loop", t.loops.to_string(), c.loops.to_string()),
             ("answers of full length", t.full.to_string(), c.full.to_string()),
         ];
-        rows.into_iter().for_each(|(name, teacher, candidate)| table.row([name.to_owned(), teacher, candidate]));
+        rows.into_iter()
+            .for_each(|(name, teacher, candidate)| table.row([name.to_owned(), teacher, candidate]));
         out.push_str(&table.render());
         let mut gate = Table::new(&[
             ("gate", false),
@@ -377,7 +387,8 @@ fn text(report: &Report, identity: &Identity) -> String {
             ("", false),
         ]);
         for line in &frame.gate {
-            let interval = line.interval.map_or_else(String::new, |i| format!("[{:.3}, {:.3}]", i.low, i.high));
+            let interval =
+                line.interval.map_or_else(String::new, |i| format!("[{:.3}, {:.3}]", i.low, i.high));
             gate.row([
                 line.what.to_owned(),
                 line.count.map_or_else(String::new, |count| count.to_string()),

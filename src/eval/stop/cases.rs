@@ -145,7 +145,7 @@ pub fn of_dump(
             let text = speaking.tokenizer.decode(&answer, true)?;
             let case = Case {
                 prompt: tokens[..at].to_vec(),
-                loops: crate::eval::tasks::loop_period(&answer).is_some(),
+                loops: crate::eval::tasks::generative::loop_period(&answer).is_some(),
                 answer,
                 by_end_token: true,
                 ended: true,

@@ -27,7 +27,15 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { empty: 0.01, missed: 0.05, loops: 0.05, early: 0.05, ends: 0.05, start_mass: 0.02, end_mass: 0.1 }
+        Self {
+            empty: 0.01,
+            missed: 0.05,
+            loops: 0.05,
+            early: 0.05,
+            ends: 0.05,
+            start_mass: 0.02,
+            end_mass: 0.1,
+        }
     }
 }
 
@@ -110,11 +118,14 @@ pub fn summarize(cases: &[(String, Found)], limits: &Limits) -> Summary {
     let mut names: Vec<&String> = cases.iter().map(|(frame, _)| frame).collect();
     names.sort();
     names.dedup();
-    let of = |name: &String| cases.iter().filter(|(frame, _)| frame == name).map(|(_, found)| found).collect();
+    let of =
+        |name: &String| cases.iter().filter(|(frame, _)| frame == name).map(|(_, found)| found).collect();
     let frames: Vec<FrameSummary> = names.into_iter().map(|name| frame(name, of(name), limits)).collect();
     let failed: Vec<String> = frames
         .iter()
-        .flat_map(|frame| frame.gate.iter().filter(|line| !line.pass).map(|line| format!("{} ({})", line.what, frame.frame)))
+        .flat_map(|frame| {
+            frame.gate.iter().filter(|line| !line.pass).map(|line| format!("{} ({})", line.what, frame.frame))
+        })
         .collect();
     let headline = match failed.is_empty() {
         true => "pass".to_owned(),
@@ -159,7 +170,7 @@ fn frame(name: &str, cases: Vec<&Found>, limits: &Limits) -> FrameSummary {
     let rate = |what, of: usize, limit: f64, counted: &dyn Fn(&Found) -> bool| {
         let count = cases.iter().filter(|found| counted(found)).count();
         let value = if of == 0 { 0.0 } else { count as f64 / of as f64 };
-        let interval = wilson(count as u64, of as u64, CONFIDENCE);
+        let interval = (of > 0).then(|| wilson(count as u64, of as u64, CONFIDENCE));
         Line { what, count: Some(count), of, value, interval, limit, pass: value <= limit }
     };
     let stops = |row: Option<super::Row>| row.is_some_and(|row| row.margin > 0.0);
@@ -168,10 +179,18 @@ fn frame(name: &str, cases: Vec<&Found>, limits: &Limits) -> FrameSummary {
         rate("missed stops", n, limits.missed, &|f| full(f) && f.ended),
         rate("loops", n, limits.loops, &|f| f.written.loop_period.is_some() && !f.reference_loops),
         rate("early stops", n, limits.early, &|f| f.candidate.early > f.teacher.early),
-        rate("true ends passed over", ends, limits.ends, &|f| stops(f.teacher.end) && !stops(f.candidate.end)),
+        rate("true ends passed over", ends, limits.ends, &|f| {
+            stops(f.teacher.end) && !stops(f.candidate.end)
+        }),
     ];
-    let difference = |what, of: usize, value: f64, limit: f64| {
-        Line { what, count: None, of, value, interval: None, limit, pass: value <= limit }
+    let difference = |what, of: usize, value: f64, limit: f64| Line {
+        what,
+        count: None,
+        of,
+        value,
+        interval: None,
+        limit,
+        pass: value <= limit,
     };
     let more = candidate.start_p_end - teacher.start_p_end;
     gate.push(difference("P(end) gained at starts", n, more, limits.start_mass));
@@ -220,7 +239,8 @@ mod tests {
             (found(false, Finish::EndToken, along(5.0, 5.0)), vec!["P(end) gained at starts"]),
         ] {
             let verdict = verdict(bad);
-            let failed: Vec<_> = verdict.frames[0].gate.iter().filter(|line| !line.pass).map(|line| line.what).collect();
+            let failed: Vec<_> =
+                verdict.frames[0].gate.iter().filter(|line| !line.pass).map(|line| line.what).collect();
             assert_eq!(failed, lines);
             assert!(!verdict.pass && verdict.headline.starts_with("FAIL: "));
         }

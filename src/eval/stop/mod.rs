@@ -10,7 +10,7 @@
 //! The row after the prompt is the *start*: an end token there makes the answer empty. The row after the answer's last
 //! token is the *end*, if an end token follows it. Then the candidate writes greedily by itself, and its answer is
 //! *empty* (nothing but white space), *missed its stop* (ran to the last token allowed, where the reference ended) or
-//! *looped* ([`crate::eval::tasks::loop_period`]).
+//! *looped* ([`crate::eval::tasks::generative::loop_period`]).
 //!
 //! Mean KL hardly sees any of this: starts and ends are one position each of some hundred.
 
@@ -162,7 +162,7 @@ impl Speaking<'_> {
         if !matcher.stopped() {
             text.push_str(&matcher.finish());
         }
-        let loop_period = crate::eval::tasks::loop_period(&made.tokens);
+        let loop_period = crate::eval::tasks::generative::loop_period(&made.tokens);
         Ok(Some(Written { empty: text.trim().is_empty(), tokens: made.tokens, text, finish, loop_period }))
     }
 
@@ -183,7 +183,8 @@ impl Speaking<'_> {
             let logits = model.forward(&mut state, part, Want::All)?.logits;
             let of = logits.chunks_exact(model.config().vocab);
             found.extend(of.map(|row| {
-                Row::of(row, self.ends, model.cpu().isa).expect("the runtime refuses logits that are not finite")
+                Row::of(row, self.ends, model.cpu().isa)
+                    .expect("the runtime refuses logits that are not finite")
             }));
         }
         Ok(Along::of(&found, case.by_end_token))
@@ -223,6 +224,10 @@ mod tests {
         assert_eq!((along.start.margin, along.end.unwrap().margin, along.early), (-1.0, 4.0, 1));
         assert_eq!(Along::of(&rows, false).end, None, "a blank line is no end token");
         let empty = Along::of(&rows[..1], true);
-        assert_eq!((empty.end, empty.early), (None, 0), "the start of an empty answer is not its end as well");
+        assert_eq!(
+            (empty.end, empty.early),
+            (None, 0),
+            "the start of an empty answer is not its end as well"
+        );
     }
 }

@@ -47,7 +47,7 @@ use prompt::Reader;
 pub const VERSION: u32 = 1;
 
 /// What chat templates are told is now: 2026-01-01T00:00:00 UTC.
-const DATE: Duration = Duration::from_secs(1_767_225_600);
+pub const DATE: Duration = Duration::from_secs(1_767_225_600);
 
 /// How an item is put to the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
