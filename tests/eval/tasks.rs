@@ -692,6 +692,6 @@ fn the_program_refuses_wrong_requests() {
     fs::write(&bad, "{}\n").unwrap();
     let bad = tqc!["eval", "tasks", demo(), "--suite", bad, "--db", db].expect(3);
     assert!(bad.stderr.contains("line 1: the keys fit no kind of item"), "{}", bad.stderr);
-    tqc!["eval", "tasks", dir.path(), "--suite", suite, "--db", db].expect(2);
+    tqc!["eval", "tasks", dir.path(), "--suite", suite, "--db", db].expect(3);
     assert!(!db.exists(), "nothing was measured");
 }
