@@ -32,5 +32,6 @@ pub mod plan;
 pub mod build;
 pub mod check;
 pub mod eval;
+pub mod report;
 pub mod bench;
 pub mod cli;

@@ -14,6 +14,7 @@ mod plan;
 mod print;
 mod progress;
 pub mod reference;
+mod report;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,6 +44,7 @@ enum Command {
     Generate(Box<generate::GenerateArgs>),
     Chat(Box<generate::ChatArgs>),
     Eval(eval::EvalArgs),
+    Report(report::ReportArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
 }
@@ -128,6 +130,7 @@ impl Cli {
             Command::Generate(args) => args.run(),
             Command::Chat(args) => args.run(),
             Command::Eval(args) => args.run(),
+            Command::Report(args) => args.run(),
             Command::Bench(args) => args.run(),
         }
     }

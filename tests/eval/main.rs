@@ -5,5 +5,7 @@ mod common;
 
 mod compare;
 mod kl;
+mod llama;
+mod report;
 mod stop;
 mod tasks;

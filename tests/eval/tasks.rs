@@ -617,7 +617,7 @@ fn the_lab_model_solves_its_tasks() {
         return;
     }
     let bench = Bench::open(&model);
-    for (name, limit) in [("recall.jsonl", 150), ("problems.jsonl", 40)] {
+    for (name, limit) in [("recall.jsonl", 40), ("problems.jsonl", 10)] {
         let suite = Suite::open(&text.join(name)).unwrap();
         let (results, _) =
             bench.run(&suite, &Settings { limit: Some(limit), ..Settings::default() }).unwrap();

@@ -162,9 +162,9 @@ def check_lab(args, source, work):
         # The same weights on the same text: only the number of digits in the anchor is between them.
         if abs(found["mean_kl"] / anchor - 1) > 0.02:
             complaints.append(f"{bits}-bit KL {found['mean_kl']}, anchor {anchor}")
-    suites = [args.shared / "text/recall.jsonl", args.shared / "text/problems.jsonl"]
-    tasks = json.loads(run(args.tqc, "eval", "tasks", "--suite", *suites, "--db", db, "--json", source))
-    for suite in tasks["suites"]:
+    suites = ["--suite", args.shared / "text/recall.jsonl", "--suite", args.shared / "text/problems.jsonl"]
+    tasks = json.loads(run(args.tqc, "eval", "tasks", source, *suites, "--db", db, "--json"))
+    for suite in tasks["results"]:
         print(f"     lab teacher: {suite['suite']} {suite['frame']} {suite['correct']} of {suite['items']}")
         if suite["correct"] != suite["items"]:
             complaints.append(f"{suite['suite']} {suite['frame']}: {suite['correct']} of {suite['items']} right")

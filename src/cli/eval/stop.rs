@@ -41,8 +41,8 @@ pub struct StopArgs {
     /// answers are the references.
     #[arg(long, value_name = "MODEL|DUMP")]
     teacher: String,
-    /// Take the prompts of these generative suites instead of the built-in ones.
-    #[arg(long, value_name = "FILE", num_args = 1..)]
+    /// Take the prompts of this generative suite instead of the built-in ones; may be given several times.
+    #[arg(long, value_name = "FILE")]
     suite: Vec<PathBuf>,
     /// Most cases of each frame.
     #[arg(long, value_name = "N", default_value_t = 200)]

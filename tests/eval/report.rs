@@ -1,0 +1,348 @@
+//! `tqc report`: what is on the page, that nothing in a database gets out of its place, and where it may be written.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use tqc::digest::Digest;
+use tqc::eval::db::{Db, Document, Item, Key};
+use tqc::eval::identity::{Class, Identity};
+use tqc::eval::kl::Position;
+use tqc::report::{collect, is_page, page, render};
+
+use crate::common::*;
+use crate::tqc;
+
+/// Names that want out of their place.
+const HOSTILE: [&str; 4] = [
+    "</script><img src=x onerror=alert(1)>",
+    "\"><svg/onload=alert(2)>&amp;",
+    "gpj.\u{202e}exe\u{1b}[31m\u{0}",
+    "' onmouseover='alert(3)",
+];
+
+fn model(name: &str, bits: f64) -> Identity {
+    let class = |class: &str, storage: &str, bytes: u64| Class {
+        class: class.to_owned(),
+        storage: storage.to_owned(),
+        modules: 3,
+        weights: 1000,
+        bytes,
+    };
+    Identity {
+        digest: Digest::of(format!("{name} {bits}").as_bytes()),
+        kind: if bits < 16.0 { "artifact" } else { "checkpoint" }.to_owned(),
+        name: name.to_owned(),
+        model_type: Some("qwen3_5".to_owned()),
+        record: match bits < 16.0 {
+            true => {
+                json!({ "recipe": { "name": name, "sha256": Digest::of(b"r") }, "stages": ["ingest", "quantize"] })
+            }
+            false => Value::Null,
+        },
+        tokenizer: None,
+        weights: 4000,
+        bytes: (bits * 500.0) as u64,
+        bits_per_weight: bits,
+        classes: vec![class("mlp", "affine-4 g64", (bits * 300.0) as u64), class("embedding", name, 100)],
+    }
+}
+
+/// The numbers of a KL run over `documents`; `extra` is put over them.
+fn kl_summary(mean: f64, extra: Value) -> Value {
+    let bucket =
+        |from: f64, to: f64| json!({ "from": from, "to": to, "tokens": 8, "mean_kl": mean, "share": 0.5 });
+    let mut summary = json!({
+        "mean_kl": mean, "ci95": [0.9 * mean, 1.1 * mean], "top1_agreement": 0.97, "teacher_ppl": 5.5,
+        "candidate_ppl": 5.6, "tokens": 16, "documents": 4, "non_finite": 0, "noise_floor": 1e-5,
+        "by_position": [bucket(0.0, 1.0), bucket(1.0, 4.0)], "by_confidence": [bucket(0.0, 0.1), bucket(0.99, 1.0)],
+        "layers": null, "worst": [],
+    });
+    for (key, value) in extra.as_object().unwrap() {
+        summary[key] = value.clone();
+    }
+    summary
+}
+
+fn documents(mean: f32) -> Vec<Document> {
+    let document = |i: usize| {
+        let factors = [0.0, 1e-4, 0.5, 3.5 - 0.1 * i as f32];
+        let position = |factor: f32| Position { kl: mean * factor, confidence: 0.5, ..Position::NOT_FINITE };
+        Document { sequence: i, document: i, positions: factors.map(position).to_vec() }
+    };
+    (0..4).map(document).collect()
+}
+
+struct Bench {
+    db: Db,
+}
+
+impl Bench {
+    fn new(path: &Path) -> Self {
+        Self { db: Db::create(path).unwrap() }
+    }
+
+    /// Begins a run.
+    fn begin(&self, instrument: &'static str, model: &Identity, subject: Value, settings: Value) -> i64 {
+        let key = Key { instrument, version: 1, model: model.digest, subject, settings };
+        self.db.begin(&key, model, true).unwrap().id
+    }
+
+    fn kl(&self, model: &Identity, dump: &str, path: &str, mean: f64, extra: Value) {
+        let settings = json!({ "path": path, "precision": "exact" });
+        let run = self.begin("kl", model, json!({ "dump": Digest::of(dump.as_bytes()) }), settings);
+        documents(mean as f32).iter().for_each(|document| self.db.put_document(run, document).unwrap());
+        self.db.finish(run, &kl_summary(mean, extra), 1.0).unwrap();
+    }
+
+    fn tasks(&self, model: &Identity, suite: &str, right: u64) {
+        let run = self.begin("tasks", model, json!({ "suites": { "s": "d" } }), json!({ "max_tokens": 64 }));
+        for i in 0..20 {
+            let (suite, frame, item) = (suite.to_owned(), "raw".to_owned(), format!("{i:02}"));
+            let item = Item { suite, frame, item, correct: Some(i < right), detail: json!({}) };
+            self.db.put_item(run, &item).unwrap();
+        }
+        let row = json!({ "suite": suite, "frame": "raw", "items": 20, "correct": right, "accuracy": right as f64 / 20.0,
+                          "generative": { "empty": 7, "loops": 2 } });
+        self.db.finish(run, &json!({ "suites": [row], "headline": "x" }), 1.0).unwrap();
+    }
+
+    fn stop(&self, model: &Identity, pass: bool) {
+        let run = self.begin("stop", model, json!({ "teacher": "t" }), json!({}));
+        let line = json!({ "what": "empty answers", "count": 3, "of": 40, "value": 0.075, "interval": [0.02, 0.2],
+                           "limit": 0.01, "pass": pass });
+        let frame = json!({ "frame": "chat", "cases": 40, "ends": 38, "teacher": { "start_p_end": 0.001 },
+                            "candidate": { "start_p_end": 0.25, "empty": 3 }, "gate": [line] });
+        let headline = if pass { "pass" } else { "FAIL: empty answers (chat)" };
+        self.db.finish(run, &json!({ "pass": pass, "headline": headline, "frames": [frame] }), 1.0).unwrap();
+    }
+}
+
+/// Six models, two dumps, all instruments, hostile names everywhere, an interrupted run, a repeated one.
+fn fill(path: &Path) -> Vec<Identity> {
+    let bench = Bench::new(path);
+    let mut models = vec![model("teacher", 16.0), model("twin", 4.5), model("twin", 4.25)];
+    models.extend(HOSTILE.iter().zip([8.0, 3.0, 2.5, 2.0]).map(|(name, bits)| model(name, bits)));
+    for (i, model) in models.iter().enumerate() {
+        let mean = if i == 0 { 0.0 } else { 0.4 / model.bits_per_weight.powi(2) };
+        let layers = json!([{ "layer": 0, "mean_kl": 0.0, "standard_error": null },
+                            { "layer": 1, "mean_kl": mean, "standard_error": 0.1 * mean }]);
+        let worst = json!([{ "document": 1, "line": 2, "position": 3, "kl": 9.5, "context": HOSTILE[0],
+                             "next": null, "teacher": ["<b>", 0.5], "candidate": HOSTILE[2] }]);
+        bench.kl(model, "first", "streamed", mean, json!({ "layers": layers, "worst": worst }));
+    }
+    // Of another dump, on another path, without an interval, and of a version that says little.
+    bench.kl(&models[1], "second", "streamed", 0.5, json!({ "ci95": null }));
+    bench.kl(&models[2], "second", "streamed", 0.25, json!({ "noise_floor": 0.0 }));
+    bench.kl(
+        &models[1],
+        "first",
+        "decode",
+        0.125,
+        json!({ "by_position": "?", "worst": { "a": 1 }, "mean_kl": null }),
+    );
+    for (model, right) in models.iter().zip([20, 19, 18, 17, 16, 15, 2]) {
+        bench.tasks(model, HOSTILE[1], right);
+    }
+    bench.stop(&models[1], true);
+    bench.stop(&models[6], false);
+    let run = bench.begin("stop", &models[3], json!(HOSTILE[0]), json!({ HOSTILE[3]: HOSTILE[2] }));
+    bench.db.finish(run, &json!(["of", "another", "version"]), 1.0).unwrap();
+    bench.begin("kl", &models[4], json!({ "dump": HOSTILE[1] }), json!(null));
+    bench.tasks(&models[0], HOSTILE[1], 20);
+    models
+}
+
+/// The start of a tag: its name, whether it closes, whether it is empty.
+fn tags(html: &str) -> Vec<(String, bool, bool)> {
+    let mut tags = Vec::new();
+    let mut rest = html.strip_prefix("<!DOCTYPE html>").expect("the page begins with its type");
+    while let Some(at) = rest.find('<') {
+        let end = at + rest[at..].find('>').expect("a tag ends");
+        let inside = &rest[at + 1..end];
+        let name: String =
+            inside.trim_start_matches('/').chars().take_while(|c| c.is_ascii_alphanumeric()).collect();
+        assert!(!name.is_empty(), "`<{inside}>` is no tag");
+        let attributes = inside.trim_start_matches('/').strip_prefix(name.as_str()).unwrap();
+        assert_eq!(attributes.matches('"').count() % 2, 0, "quotes of `<{inside}>`");
+        assert!(!attributes.contains('<'), "`<{inside}>`");
+        tags.push((name, inside.starts_with('/'), inside.ends_with('/')));
+        rest = &rest[end + 1..];
+    }
+    tags
+}
+
+fn text_between<'a>(html: &'a str, from: &str, to: &str) -> &'a str {
+    let (_, rest) = html.split_once(from).unwrap_or_else(|| panic!("no `{from}`"));
+    rest.split_once(to).unwrap_or_else(|| panic!("no `{to}` after `{from}`")).0
+}
+
+#[test]
+fn every_tag_is_closed_every_id_is_there_once_and_nothing_is_fetched_or_run() {
+    let dir = temp();
+    let path = dir.path().join("eval.db");
+    fill(&path);
+    let html = render(&Db::open(&path).unwrap()).unwrap();
+    let mut open = Vec::new();
+    for (name, closes, empty) in tags(&html) {
+        match (closes, empty) {
+            (false, false) => open.push(name),
+            (true, false) => assert_eq!(open.pop(), Some(name), "closed in the order of opening"),
+            _ => {}
+        }
+    }
+    assert_eq!(open, Vec::<String>::new());
+    for pair in html.split('&').skip(1) {
+        let known = ["amp;", "lt;", "gt;", "quot;", "#39;"];
+        assert!(known.iter().any(|entity| pair.starts_with(entity)), "&{}", &pair[..pair.len().min(10)]);
+    }
+    for never in
+        ["http:", "https:", "<script", "javascript:", "<img", "<iframe", "onerror=alert(1)>", "<svg/", "url("]
+    {
+        assert!(!html.contains(never), "{never}");
+    }
+    assert!(!html.contains(|c: char| c.is_control() && c != '\n'), "control characters are shown by number");
+    assert!(!html.contains('\u{202e}'), "nothing turns the text around");
+    let mut ids: Vec<&str> =
+        html.split(" id=\"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
+    let targets = html.split("href=\"#").skip(1).map(|rest| rest.split('"').next().unwrap());
+    for target in targets {
+        assert!(ids.contains(&target), "#{target} leads nowhere");
+    }
+    ids.sort_unstable();
+    let all = ids.len();
+    ids.dedup();
+    assert_eq!(ids.len(), all, "ids are unique");
+    let headings: Vec<u32> =
+        html.match_indices("<h").filter_map(|(at, _)| html[at + 2..].chars().next()?.to_digit(10)).collect();
+    assert_eq!(headings[0], 1);
+    assert!(headings.windows(2).all(|pair| pair[1] <= pair[0] + 1 && pair[1] > 1), "{headings:?}");
+}
+
+#[test]
+fn hostile_names_are_there_as_text() {
+    let dir = temp();
+    let path = dir.path().join("eval.db");
+    fill(&path);
+    let html = render(&Db::open(&path).unwrap()).unwrap();
+    for shown in [
+        "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;",
+        "&quot;&gt;&lt;svg/onload=alert(2)&gt;&amp;amp;",
+        "gpj.\\u{202e}exe\\u{1b}[31m\\u{0}",
+        "&#39; onmouseover=&#39;alert(3)",
+    ] {
+        assert!(html.contains(shown), "{shown}");
+    }
+}
+
+#[test]
+fn every_model_is_in_every_table_that_it_belongs_to() {
+    let dir = temp();
+    let path = dir.path().join("eval.db");
+    let models = fill(&path);
+    let data = collect(&Db::open(&path).unwrap()).unwrap();
+    let bits: Vec<f64> = data.models.iter().map(|model| model.identity.bits_per_weight).collect();
+    assert_eq!(bits, [16.0, 8.0, 4.5, 4.25, 3.0, 2.5, 2.0], "the most bits first");
+    let html = page(&data);
+    let rows = |table: &str| {
+        let body = text_between(text_between(&html, table, "</table>"), "<tbody>", "</tbody>");
+        body.matches("<tr>").count()
+    };
+    assert_eq!(rows("<caption>All models"), models.len());
+    let first = text_between(&html, "<span class=\"group\">A</span> dump", "<h3>");
+    for table in ["<caption>Mean KL(teacher", "<caption>Quantiles"] {
+        let body = text_between(first, table, "</table>");
+        for number in 1..=models.len() {
+            let name = format!("<span class=\"no\">{number}</span>");
+            assert_eq!(body.matches(&name).count(), 1, "{table}: {name}");
+        }
+    }
+    // Two models have the same name, so their digests tell them apart.
+    for twin in &models[1..3] {
+        assert!(html.contains(&format!("twin {}", twin.digest.short())));
+    }
+    assert_eq!(data.kl.iter().map(|group| group.entries.len()).collect::<Vec<_>>(), [7, 2, 1]);
+    assert!(html.contains("Not drawn, since a log axis has no 0: 1 teacher."), "the teacher's KL is 0");
+    let tasks = text_between(&html, "<section id=\"tasks\"", "</section>");
+    assert!(
+        tasks.contains("95.0 %") && tasks.contains("[76.4, 99.1] %"),
+        "Wilson's interval of 19 of 20, by scipy"
+    );
+    assert!(tasks.contains("Compared with 1 teacher, which has the most bits per weight."));
+    assert!(tasks.contains("<span class=\"word worse\">worse</span>"), "2 of 20 against 20 of 20");
+    let stop = text_between(&html, "<section id=\"stop\"", "</section>");
+    assert!(
+        stop.contains("<td>empty answers (chat)</td>")
+            && stop.contains("7.5 %")
+            && stop.contains("[2.0, 20.0] %")
+    );
+    assert!(html.contains("Runs that did not end: 1"));
+    assert!(html.contains("1 of these runs are not shown above"), "the repeated run");
+}
+
+#[test]
+fn the_same_database_gives_the_same_bytes() {
+    let dir = temp();
+    let path = dir.path().join("eval.db");
+    fill(&path);
+    let first = render(&Db::open(&path).unwrap()).unwrap();
+    assert_eq!(first, render(&Db::open(&path).unwrap()).unwrap());
+    assert!(is_page(first.as_bytes()) && !is_page(b"<!DOCTYPE html><html></html>") && !is_page(b""));
+}
+
+#[test]
+fn results_that_are_not_comparable_are_in_charts_of_their_own() {
+    let dir = temp();
+    let path = dir.path().join("eval.db");
+    fill(&path);
+    let data = collect(&Db::open(&path).unwrap()).unwrap();
+    let settings: Vec<(&str, usize)> =
+        data.kl.iter().map(|group| (group.settings.as_str(), group.entries.len())).collect();
+    let (streamed, decode) = ("path streamed, precision exact", "path decode, precision exact");
+    assert_eq!(settings, [(streamed, 7), (streamed, 2), (decode, 1)]);
+    assert_ne!(data.kl[0].subject, data.kl[1].subject);
+    let html = page(&data);
+    for (letter, drawn) in [("A", 6), ("B", 2)] {
+        let chart = text_between(&html, &format!("<title id=\"kl-{letter}-bits-t\">"), "</svg>");
+        assert_eq!(chart.matches("bits per weight, ").count(), drawn, "{letter}");
+    }
+    assert!(!html.contains("kl-C-bits"), "a run without a mean is in the table alone");
+}
+
+#[test]
+fn the_command_writes_whole_pages_and_only_over_its_own() {
+    let dir = temp();
+    let at = |name: &str| dir.path().join(name);
+    let (db, out) = (at("eval.db"), at("report.html"));
+    let missing = tqc!("report", "--db", db, "-o", out).expect(2);
+    assert!(
+        missing.stderr.contains("eval.db` ") || missing.stderr.contains("there is no"),
+        "{}",
+        missing.stderr
+    );
+    drop(Db::create(&db).unwrap());
+    let empty = tqc!("report", "--db", db, "-o", out).expect(2);
+    assert!(empty.stderr.contains("holds no results") && empty.stderr.contains("help:"), "{}", empty.stderr);
+    assert!(!out.exists());
+
+    fill(&db);
+    let written = tqc!("report", "--db", db, "-o", out, "--json").expect(0).json();
+    let bytes = fs::metadata(&out).unwrap().len();
+    let path = out.to_str().unwrap();
+    assert_eq!(written, json!({ "path": path, "bytes": bytes, "models": 7, "runs": 22 }));
+    let first = fs::read(&out).unwrap();
+    tqc!("report", "--db", db, "-o", out).expect(0);
+    assert_eq!(fs::read(&out).unwrap(), first);
+
+    let mine = at("mine.html");
+    fs::write(&mine, "<!DOCTYPE html><p>my own page</p>").unwrap();
+    let refused = tqc!("report", "--db", db, "-o", mine).expect(2);
+    assert!(refused.stderr.contains("mine.html` is there already"), "{}", refused.stderr);
+    assert!(fs::read_to_string(&mine).unwrap().contains("my own page"));
+    tqc!("report", "--db", db, "-o", mine, "--force").expect(0);
+    assert_eq!(fs::read(&mine).unwrap(), first);
+    tqc!("report", "--db", db, "-o", dir.path()).expect(2);
+    tqc!("report", "--db", db, "-o", at("absent").join("report.html")).expect(4);
+    let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(!names.iter().any(|name| name.to_string_lossy().ends_with(".new")), "{names:?}");
+}
