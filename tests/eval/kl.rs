@@ -51,7 +51,7 @@ impl Place {
     /// So little memory that every sequence is a batch of its own, or nearly.
     fn little_memory(&self) -> String {
         let made = self.dump(&demo(), "planned", &[]);
-        let longest = 64;
+        let longest = 120;
         // 256 f32 values of residual stream a token.
         format!("{}KiB", made["need"]["inside"].as_u64().unwrap() / 1024 + longest + 1)
     }
