@@ -19,7 +19,8 @@ use tqc::runtime::{Model, Weights};
 use tqc::sample::{Sampler, Sampling};
 use tqc::text::Tokenizer;
 
-use crate::common::{fixture, temp};
+use crate::common::{Run, command, finish, fixture, temp};
+use crate::{args, tqc};
 
 fn goldens() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("goldens")
@@ -624,4 +625,73 @@ fn the_lab_model_solves_its_tasks() {
             assert_eq!((summary.items, summary.correct), (limit, limit), "{summary:?}");
         }
     }
+}
+
+/// The program on both golden suites with a few tokens at most.
+fn program(db: &Path, more: &[&str]) -> Run {
+    let tasks = goldens().join("tasks");
+    let suites = [tasks.join("recall.jsonl"), tasks.join("problems.jsonl")];
+    let mut args = args!["eval", "tasks", demo(), "--suite", suites[0], "--suite", suites[1], "--db", db];
+    args.extend(more.iter().map(Into::into));
+    finish(command(args))
+}
+
+#[test]
+fn the_program_keeps_every_item_and_prints_intervals() {
+    let dir = temp();
+    let db = dir.path().join("eval.db");
+    let report = program(&db, &["--json"]).expect(0).json();
+    assert_eq!(report["headline"], "problems raw 4/4, problems chat 4/4, recall 6/6");
+    assert_eq!(report["suites"][0]["kind"], "multiple choice");
+    let recall = &report["results"][2];
+    assert_eq!((&recall["frame"], &recall["accuracy"]), (&json!("choice"), &json!(1.0)));
+    // Wilson's interval of 6 of 6: 6 / (6 + z²), z = 1.959964.
+    assert!((recall["ci95"][0].as_f64().unwrap() - 0.609_666).abs() < 1e-6, "{recall}");
+    assert_eq!(recall["choice"]["accuracy"]["per_byte"], 1.0);
+    let list = tqc!["eval", "list", "--db", db, "--run", "1", "--json"].expect(0).json();
+    assert_eq!(list["items"].as_array().unwrap().len(), 14);
+    let text = program(&db, &["--limit", "1", "--frame", "chat"]).expect(0).stdout;
+    assert!(text.contains("problems") && text.contains("chat") && !text.contains("raw"), "{text}");
+}
+
+#[test]
+fn the_program_goes_on_where_it_ended() {
+    let dir = temp();
+    let db = dir.path().join("eval.db");
+    let first = program(&db, &["--json"]).expect(0).json();
+    // As a kill would leave it: not finished, with some of the items.
+    let connection = rusqlite::Connection::open(&db).unwrap();
+    connection.execute("UPDATE run SET finished = NULL, summary = NULL", []).unwrap();
+    connection.execute("DELETE FROM item WHERE frame = 'chat' OR item < '8'", []).unwrap();
+    let left: i64 = connection.query_row("SELECT count(*) FROM item", [], |row| row.get(0)).unwrap();
+    assert!(left > 0 && left < 10, "{left}");
+    let again = program(&db, &["--json"]).expect(0);
+    assert!(
+        again.stderr.contains(&format!("going on with run 1: {left} items are done")),
+        "{}",
+        again.stderr
+    );
+    let again = again.json();
+    assert_eq!(again["results"], first["results"]);
+    assert!(again["timings"]["prompt_tokens"].as_u64() < first["timings"]["prompt_tokens"].as_u64());
+    let third = program(&db, &["--json"]).expect(0).json();
+    assert_eq!(third["run"], 2, "a finished run is not taken up");
+}
+
+#[test]
+fn the_program_refuses_wrong_requests() {
+    let dir = temp();
+    let db = dir.path().join("eval.db");
+    let suite = goldens().join("tasks/recall.jsonl");
+    let twice = tqc!["eval", "tasks", demo(), "--suite", suite, "--suite", suite, "--db", db].expect(2);
+    assert!(twice.stderr.contains("are both called `recall`"), "{}", twice.stderr);
+    tqc!["eval", "tasks", demo(), "--db", db].expect(2);
+    tqc!["eval", "tasks", demo(), "--suite", suite, "--max-tokens", "0", "--db", db].expect(2);
+    tqc!["eval", "tasks", demo(), "--suite", dir.path().join("none.jsonl"), "--db", db].expect(2);
+    let bad = dir.path().join("bad.jsonl");
+    fs::write(&bad, "{}\n").unwrap();
+    let bad = tqc!["eval", "tasks", demo(), "--suite", bad, "--db", db].expect(3);
+    assert!(bad.stderr.contains("line 1: the keys fit no kind of item"), "{}", bad.stderr);
+    tqc!["eval", "tasks", dir.path(), "--suite", suite, "--db", db].expect(3);
+    assert!(!db.exists(), "nothing was measured");
 }

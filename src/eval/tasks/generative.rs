@@ -197,10 +197,7 @@ pub(super) fn run(run: &mut Run<'_>, items: &[GenerativeItem], frames: &[Frame])
     // Everything is checked before the first token is computed.
     let mut work = Vec::new();
     for &frame in frames {
-        let encoded = match frame {
-            Frame::Chat => chat(run, items)?,
-            Frame::Raw | Frame::Choice => raw(run, items)?,
-        };
+        let encoded = if frame == Frame::Chat { chat(run, items)? } else { raw(run, items)? };
         work.push((frame, encoded));
     }
     let config = run.model.config();

@@ -213,7 +213,8 @@ impl<'a> Lines<'a> {
             self.number += 1;
             let text = match std::str::from_utf8(&line) {
                 Ok(text) if text.trim().is_empty() => Err(Fault::Blank),
-                Ok(text) => Ok(text),
+                // With its end an error at the end of the line would be on the next.
+                Ok(text) => Ok(text.trim_end_matches(['\r', '\n'])),
                 Err(_) => Err(Fault::NotUtf8),
             };
             if let Err(fault) = text.and_then(|text| take(self.number, text)) {
