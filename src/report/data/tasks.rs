@@ -62,7 +62,7 @@ impl TaskGroup {
     ///
     /// A run may hold several suites, so what must agree is the suite's own: its digest and settings.
     pub(super) fn read(db: &Db, runs: &[(usize, &Run)], models: &[Model]) -> Result<Vec<Self>, DbError> {
-        type Found = (Self, BTreeMap<usize, (TaskEntry, Answers)>);
+        type Found = (TaskGroup, BTreeMap<usize, (TaskEntry, Answers)>);
         let mut groups: BTreeMap<(String, String, Vec<u8>), Found> = BTreeMap::new();
         for (model, run) in runs {
             let items = db.items(run.id)?;
