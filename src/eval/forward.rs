@@ -55,6 +55,9 @@ pub struct Need {
     pub mapped: Bytes,
 }
 
+/// Is given a batch: its sequences, and their residual stream [rows, H].
+pub type Take<'a> = dyn FnMut(Range<usize>, &[f32]) -> Outcome<()> + 'a;
+
 /// Which layers of which batch a kept residual stream has behind it.
 type Kept = (Range<usize>, usize);
 
@@ -113,7 +116,7 @@ impl Forward<'_> {
     ///
     /// # Errors
     /// [`EvalError::Budget`], [`EvalError::Interrupted`], those of the runtime, and those of `take`.
-    pub fn run(&self, done: usize, take: &mut dyn FnMut(Range<usize>, &[f32]) -> Outcome<()>) -> Outcome<()> {
+    pub fn run(&self, done: usize, take: &mut Take<'_>) -> Outcome<()> {
         let (batches, layers) = (self.batches()?, self.weights.decoder.layers.len());
         let total = (batches.len() * layers) as u64;
         for (number, batch) in batches.iter().enumerate().filter(|(_, batch)| batch.end > done) {

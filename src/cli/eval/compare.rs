@@ -61,6 +61,9 @@ struct TaskGroup {
     arms: Vec<ItemComparison>,
 }
 
+/// Each item, and whether it was right.
+type Answers = Vec<(String, bool)>;
+
 /// What has to be the same for two runs to be compared.
 type Group = (String, u32, String, String);
 
@@ -82,7 +85,7 @@ impl CompareArgs {
             arms.push(arm);
         }
         let mut report = Report { margin: self.margin, kl: Vec::new(), tasks: Vec::new() };
-        for (group, _) in &arms[0] {
+        for group in arms[0].keys() {
             let found: Vec<&Run> = arms.iter().filter_map(|arm| arm.get(group).copied()).collect();
             if found.len() < arms.len() {
                 continue;
@@ -135,7 +138,7 @@ impl CompareArgs {
 
     fn tasks(&self, db: &Db, runs: &[&Run]) -> Outcome<Vec<TaskGroup>> {
         // Suite and frame, then the results of each run.
-        let mut groups: BTreeMap<(String, String), Vec<Vec<(String, bool)>>> = BTreeMap::new();
+        let mut groups: BTreeMap<(String, String), Vec<Answers>> = BTreeMap::new();
         for (i, run) in runs.iter().enumerate() {
             for item in db.items(run.id)? {
                 let group =

@@ -216,10 +216,10 @@ fn compared(
     models: &[Model],
 ) -> Option<Verdicts> {
     let rivals = entries.iter().zip(by_document).filter(|(entry, _)| !entry.at_floor);
-    let rivals: Vec<(f64, usize, &[(String, DocumentKl)])> =
-        rivals.filter_map(|(entry, sums)| Some((entry.mean?, entry.model, sums.as_slice()))).collect();
-    let lowest = (0..rivals.len()).min_by(|a, b| rivals[*a].0.total_cmp(&rivals[*b].0))?;
+    let rivals: Vec<_> = rivals.filter(|(entry, _)| entry.mean.is_some()).collect();
+    let mean = |at: usize| rivals[at].0.mean.unwrap_or(f64::INFINITY);
+    let lowest = (0..rivals.len()).min_by(|a, b| mean(*a).total_cmp(&mean(*b)))?;
     let runs: Vec<(usize, &[(String, DocumentKl)])> =
-        rivals.iter().map(|(_, model, sums)| (*model, *sums)).collect();
+        rivals.iter().map(|(entry, sums)| (entry.model, sums.as_slice())).collect();
     (runs.len() > 1).then(|| verdicts::kl(models, &runs, lowest))
 }

@@ -108,12 +108,14 @@ pub fn scatter_legend() -> String {
     )
 }
 
+/// Where, value, interval.
+pub type CurvePoint = (f64, f64, Option<(f64, f64)>);
+
 /// A curve of one model.
 pub struct Curve<'a> {
     pub model: usize,
     pub of: &'a Model,
-    /// Where, value, interval.
-    pub points: Vec<(f64, f64, Option<(f64, f64)>)>,
+    pub points: Vec<CurvePoint>,
 }
 
 /// Curves on a log axis; values of 0 are left out.
@@ -125,7 +127,7 @@ pub fn curves(
     y_title: &str,
     curves: &[Curve<'_>],
 ) -> String {
-    let drawn = |curve: &Curve<'_>| -> Vec<(f64, f64, Option<(f64, f64)>)> {
+    let drawn = |curve: &Curve<'_>| -> Vec<CurvePoint> {
         curve.points.iter().copied().filter(|point| point.1 > 0.0).collect()
     };
     let y = Axis::log(y_title, curves.iter().flat_map(drawn).map(|point| point.1));
