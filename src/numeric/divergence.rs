@@ -166,7 +166,7 @@ mod tests {
     fn reference(a: &[f32], b: &[f32]) -> (f64, f64) {
         let log_sum = |row: &[f32]| {
             let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            f64::from(most) + row.iter().map(|x| f64::from(x - most).exp()).sum::<f64>().ln()
+            f64::from(most) + row.iter().map(|x| (f64::from(*x) - f64::from(most)).exp()).sum::<f64>().ln()
         };
         let (za, zb) = (log_sum(a), log_sum(b));
         let terms = a.iter().zip(b).map(|(a, b)| {
