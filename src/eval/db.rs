@@ -98,6 +98,11 @@ impl Failure for DbError {
         match self {
             DbError::Missing { .. } | DbError::NotOurs { .. } | DbError::NoRun { .. } => Exit::Request,
             DbError::Version { .. } | DbError::Damaged { .. } => Exit::Input,
+            DbError::Sqlite { source, .. }
+                if source.sqlite_error_code() == Some(rusqlite::ErrorCode::DatabaseCorrupt) =>
+            {
+                Exit::Input
+            }
             DbError::Sqlite { .. } => Exit::Machine,
         }
     }
@@ -211,8 +216,11 @@ impl Db {
     /// # Errors
     /// [`DbError::NotOurs`], [`DbError::Version`], [`DbError::Sqlite`].
     pub fn create(path: &Path) -> Result<Self, DbError> {
-        let connection = Connection::open(path);
-        let db = Self::checked(path, connection)?;
+        if path.is_dir() {
+            return Err(DbError::NotOurs { path: path.to_owned() });
+        }
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
+        let db = Self::checked(path, Connection::open_with_flags(plain(path), flags))?;
         db.with(|c| c.pragma_update(None, "journal_mode", "WAL"))?;
         // Of the write-ahead log, a power cut may take the last rows; they are measured again.
         db.with(|c| c.pragma_update(None, "synchronous", "NORMAL"))?;
@@ -228,8 +236,21 @@ impl Db {
         if !path.is_file() {
             return Err(DbError::Missing { path: path.to_owned() });
         }
-        // Read-only connections cannot recover a log that a killed process left.
-        Self::checked(path, Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE))
+        // Read-only connections cannot recover a log that a killed process left; in a place that cannot be written,
+        // nobody writes one.
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE;
+        match Self::checked(path, Connection::open_with_flags(plain(path), flags)) {
+            Err(DbError::Sqlite { source, .. })
+                if matches!(
+                    source.sqlite_error_code(),
+                    Some(rusqlite::ErrorCode::CannotOpen | rusqlite::ErrorCode::ReadOnly)
+                ) =>
+            {
+                let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI;
+                Self::checked(path, Connection::open_with_flags(immutable(path), flags))
+            }
+            opened => opened,
+        }
     }
 
     fn checked(path: &Path, connection: rusqlite::Result<Connection>) -> Result<Self, DbError> {
@@ -362,6 +383,17 @@ impl Db {
         result
     }
 
+    /// Drops an unfinished run that has no rows; whether it did.
+    ///
+    /// # Errors
+    /// [`DbError::Sqlite`].
+    pub fn drop_empty(&self, run: i64) -> Result<bool, DbError> {
+        let sql = "DELETE FROM run WHERE id = ?1 AND finished IS NULL \
+                   AND NOT EXISTS (SELECT 1 FROM document WHERE run = ?1) \
+                   AND NOT EXISTS (SELECT 1 FROM item WHERE run = ?1)";
+        Ok(self.with(|c| c.execute(sql, params![run]))? > 0)
+    }
+
     /// Adds time spent to a run that is not finished yet.
     ///
     /// # Errors
@@ -467,6 +499,26 @@ impl Db {
         };
         rows.into_iter().map(item).collect()
     }
+}
+
+/// `path` so that SQLite sees a file in it, whatever its name: `:memory:` is one, too.
+fn plain(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// The URI of a file that nobody writes.
+fn immutable(path: &Path) -> String {
+    let mut uri = "file:".to_owned();
+    for byte in plain(path).as_os_str().as_encoded_bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' => {
+                uri.push(char::from(*byte))
+            }
+            _ => uri.push_str(&format!("%{byte:02x}")),
+        }
+    }
+    uri.push_str("?immutable=1");
+    uri
 }
 
 /// A row of `run` with its model, or its number and what is wrong with it.

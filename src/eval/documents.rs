@@ -4,6 +4,7 @@
 //! model's chat template; other keys are not read. Blank lines are skipped. A document is a cluster: its tokens are
 //! not independent of each other, and every interval counts documents.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -66,6 +67,8 @@ pub struct TextRecord {
     pub cut: usize,
     /// Tokens that were cut off.
     pub cut_tokens: usize,
+    /// Documents taken that have the same tokens as an earlier one.
+    pub repeated: usize,
 }
 
 /// Reads and tokenizes the documents of `path`; `dir` is the model's folder, for its chat template.
@@ -83,9 +86,10 @@ pub fn read(path: &Path, dir: &Path, tokenizer: &Tokenizer, taking: Taking) -> O
         short: 0,
         cut: 0,
         cut_tokens: 0,
+        repeated: 0,
     };
     let mut found = Documents { record, sequences: Vec::new() };
-    let mut template = None;
+    let (mut template, mut seen) = (None, BTreeSet::new());
     for (i, line) in bytes.split(|byte| *byte == b'\n').enumerate() {
         if line.iter().all(u8::is_ascii_whitespace) {
             continue;
@@ -106,6 +110,7 @@ pub fn read(path: &Path, dir: &Path, tokenizer: &Tokenizer, taking: Taking) -> O
             found.record.short += 1;
             continue;
         }
+        found.record.repeated += usize::from(!seen.insert(Digest::of(&canonical_json(&tokens))));
         let document = found.record.documents;
         found.record.documents += 1;
         if tokens.len() > taking.context && !taking.split {
@@ -148,8 +153,8 @@ fn tokens_of(
             let template = template.as_ref().expect("it was opened just above");
             let mut conversation = Conversation::new(messages.iter().map(Json::from).collect());
             conversation.add_generation_prompt = false;
-            conversation.refuse_media()?;
-            let text = template.render(&conversation)?;
+            let rendered = conversation.refuse_media().and_then(|()| template.render(&conversation));
+            let text = rendered.map_err(|error| bad(error.to_string()))?;
             Ok(tokenizer.encode(&text, false)?)
         }
         (None, Some(_)) => Err(bad("`messages` must be an array".to_owned()).into()),

@@ -55,8 +55,8 @@ pub enum EvalError {
     OtherTokenizer { found: String, needed: Digest },
     #[error("the candidate's context is {found} tokens, but the dump has a sequence of {needed}")]
     ShortContext { found: usize, needed: usize },
-    #[error("{cut} documents would be cut and {short} left out as short")]
-    Strict { cut: usize, short: usize },
+    #[error("{cut} documents would be cut, {short} left out as short, and {repeated} repeat an earlier one")]
+    Strict { cut: usize, short: usize, repeated: usize },
     #[error("suite `{suite}` has no prompts for free answers")]
     NoPrompts { suite: String },
     #[error(
@@ -75,6 +75,12 @@ pub enum EvalError {
     SeveralModels { name: String, digests: String },
     #[error("there is no measurement that all of them have: {found}")]
     NothingToCompare { found: String },
+    #[error("the model in the teacher's folder has digest {found}, but the dump was made of {needed}")]
+    OtherTeacher { found: Digest, needed: Digest },
+    #[error("a dump's own answers are the cases, so `--suite` has no use beside it")]
+    SuiteBesideDump,
+    #[error("`{name}` is given twice")]
+    SameArm { name: String },
     #[error("interrupted: {0}")]
     Interrupted(String),
 }
@@ -92,12 +98,15 @@ impl Failure for EvalError {
         match self {
             // What was asked for is not there to be read: the request's fault.
             EvalError::Io { what: "open" | "read", source, .. }
-                if source.kind() == io::ErrorKind::NotFound =>
+                if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::IsADirectory) =>
             {
                 Exit::Request
             }
             EvalError::Io { .. } => Exit::Machine,
             EvalError::Strict { .. }
+            | EvalError::OtherTeacher { .. }
+            | EvalError::SuiteBesideDump
+            | EvalError::SameArm { .. }
             | EvalError::Margin { .. }
             | EvalError::NoSuchModel { .. }
             | EvalError::SeveralModels { .. }
@@ -134,11 +143,11 @@ impl Failure for EvalError {
             }
             EvalError::AllShort { .. } => "lower `--min-tokens`, or give longer documents",
             EvalError::Occupied { .. } => "name another folder, or remove this one",
-            EvalError::InUse { .. } => "wait for it, or name another folder",
+            EvalError::InUse { .. } => "wait for it, or name another place",
             EvalError::OtherWork { .. } => {
                 "repeat the command it belongs to, or throw it away with `--discard`"
             }
-            EvalError::Budget { .. } => "raise `--memory`, or shorten the sequences with `--context`",
+            EvalError::Budget { .. } => "raise `--memory`, or make the dump with a shorter `--context`",
             EvalError::HiddenOverflow { .. } => "dump with `--dtype f32`",
             EvalError::TeacherNonFinite { .. } => {
                 "the teacher's weights are out of range; nothing can be measured against it"
@@ -158,7 +167,9 @@ impl Failure for EvalError {
             }
             EvalError::OtherDepth { .. } => "name the model that this candidate was made from",
             EvalError::ShortContext { .. } => "make a dump with a smaller `--context`",
-            EvalError::Strict { .. } => "raise `--context`, lower `--min-tokens`, or run without `--strict`",
+            EvalError::Strict { .. } => {
+                "raise `--context`, lower `--min-tokens`, remove repeated documents, or run without `--strict`"
+            }
             EvalError::NoPrompts { .. } => "name suites whose items have `raw_prompt` or `question`",
             EvalError::NoAnswers => {
                 "dump conversations (`messages`, or text in the template's form), or give a model as the teacher"
@@ -171,6 +182,11 @@ impl Failure for EvalError {
             EvalError::NothingToCompare { .. } => {
                 "measure them with the same dump or suites and the same settings; `tqc eval list` shows what there is"
             }
+            EvalError::OtherTeacher { .. } => {
+                "name the teacher's folder with `--head DIR`, or make a dump of this one"
+            }
+            EvalError::SuiteBesideDump => "give a model as the teacher, or leave `--suite` out",
+            EvalError::SameArm { .. } => "name each model or run once",
             EvalError::Interrupted(_) => "run the same command again to go on from there",
         };
         Some(text.to_owned())

@@ -17,8 +17,9 @@ use crate::failure::Outcome;
 use crate::runtime::{Stream, Weights};
 use crate::units::Bytes;
 
-/// Bytes of logits that are worked on at a time.
+/// Bytes of logits that are worked on at a time, and most rows: more make no kernel faster.
 const LOGITS: u64 = 64 << 20;
+const MOST_ROWS: u64 = 128;
 
 /// Time between two copies of the residual stream.
 const KEEP_EVERY: Duration = Duration::from_secs(60);
@@ -79,13 +80,16 @@ impl Forward<'_> {
         Ok(batches)
     }
 
+    /// Of a layer, and of three matrices of logits: two models', and a copy on its way.
     fn inside(&self) -> Bytes {
-        Bytes(Stream::bytes_inside(self.weights).0 + 3 * LOGITS)
+        let rows = self.sequences.iter().map(Vec::len).sum();
+        let logits = 4 * (self.rows_of_logits().min(rows) * self.weights.decoder.vocab) as u64;
+        Bytes(Stream::bytes_inside(self.weights, rows).0 + 3 * logits)
     }
 
     /// Rows whose logits are worked on together.
     pub fn rows_of_logits(&self) -> usize {
-        (LOGITS / (4 * self.weights.decoder.vocab as u64)).clamp(1, 512) as usize
+        (LOGITS / (4 * self.weights.decoder.vocab as u64)).clamp(1, MOST_ROWS) as usize
     }
 
     /// What the pass will hold.
@@ -116,8 +120,7 @@ impl Forward<'_> {
             // With another budget an earlier run may have ended inside this batch.
             let batch = batch.start.max(done)..batch.end;
             let mut stream = Stream::new(self.weights, self.cpu.clone(), &self.sequences[batch.clone()])?;
-            if let Some((of, layer, residual)) = self.kept(&batch)
-                && of == batch
+            if let Some((layer, residual)) = self.kept(&batch)
                 && residual.len() == stream.residual().len()
             {
                 stream.resume(layer, residual);
@@ -156,11 +159,12 @@ impl Forward<'_> {
         }
     }
 
-    fn kept(&self, batch: &Range<usize>) -> Option<(Range<usize>, usize, Vec<f32>)> {
-        let note: (Kept, serde_json::Value) = self.work?.read("residual.json")?;
-        // Reading it is worth the time only if it is this batch's.
-        (note.0.0 == *batch).then_some(())?;
-        let ((of, layer), residual) = self.work?.kept::<Kept>("residual")?;
-        Some((of, layer, residual))
+    /// Layers done and residual stream of this batch, if they were kept.
+    fn kept(&self, batch: &Range<usize>) -> Option<(usize, Vec<f32>)> {
+        let ((of, _), _): (Kept, serde_json::Value) = self.work?.read("residual.json")?;
+        // Reading the stream is worth the time only if it is this batch's.
+        (of == *batch).then_some(())?;
+        let ((_, layer), residual) = self.work?.kept::<Kept>("residual")?;
+        Some((layer, residual))
     }
 }

@@ -93,13 +93,15 @@ impl Identity {
             Err(crate::text::TextError::NoTokenizer { .. }) => None,
             Err(error) => return Err(error.into()),
         };
-        let absolute = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
+        let absolute = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+        let name =
+            absolute.file_name().map_or_else(|| "/".to_owned(), |name| name.to_string_lossy().into_owned());
+        // It stands in tables, where a line end would begin another row.
+        let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
         Ok(Self {
             digest,
             kind: inspection.kind.to_owned(),
-            name: absolute
-                .file_name()
-                .map_or_else(|| "/".to_owned(), |name| name.to_string_lossy().into_owned()),
+            name: name.chars().map(escape).collect(),
             model_type: inspection.model_type.clone(),
             record,
             tokenizer,

@@ -134,10 +134,29 @@ pub fn details(summary: impl Into<Markup>, content: &str) -> String {
     format!("<details>\n<summary>{}</summary>\n{content}</details>\n", summary.into().as_str())
 }
 
-/// A paragraph of plain text.
+/// Text with `code` in backquotes, as elements.
+pub fn prose(text: &str) -> String {
+    let escaped = escape(text);
+    let parts: Vec<&str> = escaped.split('`').collect();
+    // Of an odd number of quotes the last one is only a quote.
+    let pairs = (parts.len() - 1) / 2;
+    let mut out = String::new();
+    for (i, part) in parts.iter().enumerate() {
+        match i {
+            0 => {}
+            i if i > 2 * pairs => out.push('`'),
+            i if i % 2 == 1 => out.push_str("<code>"),
+            _ => out.push_str("</code>"),
+        }
+        out.push_str(part);
+    }
+    out
+}
+
+/// A paragraph of [`prose`].
 pub fn paragraph(class: &str, text: &str) -> String {
     let class = if class.is_empty() { String::new() } else { format!(" class=\"{class}\"") };
-    format!("<p{class}>{}</p>\n", escape(text))
+    format!("<p{class}>{}</p>\n", prose(text))
 }
 
 #[cfg(test)]
@@ -158,6 +177,14 @@ mod tests {
         assert_eq!(escape("Größe 中文 é 🦀"), "Größe 中文 é 🦀");
         assert_eq!(cut("abcdé", 4), "abcd…");
         assert_eq!(cut("abcd", 4), "abcd");
+    }
+
+    #[test]
+    fn code_is_in_backquotes() {
+        assert_eq!(prose("a `b` <c> `d`"), "a <code>b</code> &lt;c&gt; <code>d</code>");
+        assert_eq!(prose("one ` alone"), "one ` alone");
+        assert_eq!(prose("`a` and `"), "<code>a</code> and `");
+        assert_eq!(prose(""), "");
     }
 
     #[test]

@@ -3,12 +3,13 @@
 use crate::stats::Interval;
 use crate::units::Bytes;
 
-/// Nats: four significant digits, small ones with an exponent, `0` for nothing at all.
+/// Nats: four significant digits, three and an exponent below 1e-3, `0` for nothing at all.
 pub fn nats(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
-        v if v < 1e-4 => format!("{value:.2e}"),
+        v if v < 1e-3 => format!("{value:.2e}"),
         v if v < 1e-2 => format!("{value:.6}"),
+        v if v < 1e-1 => format!("{value:.5}"),
         v if v < 1.0 => format!("{value:.4}"),
         _ => format!("{value:.3}"),
     }
@@ -65,8 +66,8 @@ mod tests {
 
     #[test]
     fn numbers_have_the_digits_that_matter() {
-        let shown = [0.0, 1.234e-7, 0.001_234_5, 0.043_21, 0.5, 12.345].map(nats);
-        assert_eq!(shown, ["0", "1.23e-7", "0.001235", "0.0432", "0.5000", "12.345"]);
+        let shown = [0.0, 1.234e-7, 0.001_234_6, 0.043_214, 0.5, 12.345_6].map(nats);
+        assert_eq!(shown, ["0", "1.23e-7", "0.001235", "0.04321", "0.5000", "12.346"]);
         assert_eq!(
             [0, 999, 1000, 1234567].map(count),
             ["0", "999", "1\u{2009}000", "1\u{2009}234\u{2009}567"]

@@ -58,9 +58,9 @@ impl<'a> Stream<'a> {
         Bytes(4 * weights.decoder.hidden as u64)
     }
 
-    /// Bytes that a batch holds besides, inside a layer.
-    pub fn bytes_inside(weights: &Weights) -> Bytes {
-        Bytes(4 * (ROWS * values_of_row(&weights.decoder)) as u64)
+    /// Bytes that a batch of `rows` tokens holds besides, inside a layer.
+    pub fn bytes_inside(weights: &Weights, rows: usize) -> Bytes {
+        Bytes(4 * (ROWS.min(rows) * values_of_row(&weights.decoder)) as u64)
     }
 
     /// Layers done.

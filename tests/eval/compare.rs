@@ -46,7 +46,7 @@ fn kl_is_paired_by_document_and_adjusted_for_the_number_of_arms() {
     let verdicts: Vec<&Value> = arms.iter().map(|arm| &arm["verdict"]).collect();
     assert_eq!(verdicts, [&json!("better"), &json!("worse")], "{found}");
     for arm in arms {
-        assert_eq!(arm["documents"], 14);
+        assert_eq!(arm["documents"], 12);
         assert!(arm["p_adjusted"].as_f64().unwrap() >= arm["p"].as_f64().unwrap());
         let run = |name: &Value| {
             let runs = tqc!("eval", "list", "--db", &db, "--json").expect(0).json();
@@ -81,6 +81,8 @@ fn results_of_different_dumps_or_models_of_one_name_are_not_mixed_up() {
             "a margin must be above 0",
         ),
         (args!["eval", "compare", "4-bit", "2-bit", "--db", dir.join("none.db")], "there is no"),
+        (args!["eval", "compare", "4-bit", "4-bit", "--db", &db], "`4-bit` is given twice"),
+        (args!["eval", "compare", "4-bit", "2", "--db", &db], "`2` is given twice"),
     ] {
         let run = finish(command(args)).expect(2);
         assert!(run.stderr.contains(words), "{}", run.stderr);

@@ -48,6 +48,14 @@ impl Place {
         finish(command(args)).expect(0).json()
     }
 
+    /// So little memory that every sequence is a batch of its own, or nearly.
+    fn little_memory(&self) -> String {
+        let made = self.dump(&demo(), "planned", &[]);
+        let longest = 120;
+        // 256 f32 values of residual stream a token.
+        format!("{}KiB", made["need"]["inside"].as_u64().unwrap() / 1024 + longest + 1)
+    }
+
     fn kl_run(&self, dump: &str, model: &Path, options: &[&str]) -> Run {
         let db = self.path("eval.db");
         let mut args = args!["eval", "kl", "--teacher", self.path(dump), model, "--db", db, "--json"];
@@ -191,8 +199,9 @@ fn neither_threads_nor_instruction_set_nor_memory_change_a_bit() {
     let recipe = recipe(place.dir.path(), &default_codec(AFFINE_4_32));
     tqc!("build", &recipe, "--source", demo(), "-o", place.path("artifact")).expect(0);
     let first = place.dump(&demo(), "a", &["--threads", "1", "--isa", "scalar"]);
-    // So little that every sequence is a batch.
-    let second = place.dump(&demo(), "b", &["--threads", "3", "--memory", "206MiB"]);
+    let memory = place.little_memory();
+    let second = place.dump(&demo(), "b", &["--threads", "3", "--memory", &memory]);
+    assert!(second["need"]["batches"].as_u64().unwrap() > 2, "{second}");
     assert_eq!(first["digest"], second["digest"]);
     let run = |options: &[&str]| {
         let mut found = place.kl("a", &place.path("artifact"), options);
@@ -203,7 +212,7 @@ fn neither_threads_nor_instruction_set_nor_memory_change_a_bit() {
     };
     let found = run(&["--threads", "1", "--isa", "scalar"]);
     assert!(found["mean_kl"].as_f64().unwrap() > 1e-4);
-    assert_eq!(found, run(&["--threads", "2", "--memory", "206MiB"]));
+    assert_eq!(found, run(&["--threads", "2", "--memory", &memory]));
 }
 
 #[test]
@@ -229,7 +238,8 @@ fn a_killed_dump_and_a_killed_comparison_go_on_where_they_ended() {
     let many: Vec<String> = (0..10).map(|_| text.clone()).collect();
     fs::write(place.path("text.jsonl"), many.join("\n")).unwrap();
     let whole = place.dump(&demo(), "whole", &[]);
-    let options = ["--memory", "206MiB", "--threads", "1"];
+    let memory = place.little_memory();
+    let options = ["--memory", memory.as_str(), "--threads", "1"];
     let kill_when = |mut command: std::process::Command, ready: &dyn Fn() -> bool| {
         let mut child =
             command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
@@ -256,6 +266,20 @@ fn a_killed_dump_and_a_killed_comparison_go_on_where_they_ended() {
         "f32"
     );
     assert!(other.expect(2).stderr.contains("unfinished work of another kind"));
+    // What lies there is believed only as far as its digest holds.
+    let copy = |from: &str, to: &str| {
+        fs::create_dir_all(place.path(to).join("dump")).unwrap();
+        for name in ["key.json", "done.json", "dump/hidden.safetensors"] {
+            fs::copy(place.path(from).join(name), place.path(to).join(name)).unwrap();
+        }
+    };
+    copy(".cut.work", ".spoilt.work");
+    let file = place.path(".spoilt.work/dump/hidden.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    bytes[200..264].fill(0);
+    fs::write(&file, bytes).unwrap();
+    let spoilt = place.dump(&demo(), "spoilt", &options);
+    assert_eq!((&spoilt["digest"], &spoilt["resumed_sequences"]), (&whole["digest"], &json!(0)));
     let resumed = place.dump(&demo(), "cut", &options);
     assert_eq!(resumed["digest"], whole["digest"]);
     assert!(resumed["resumed_sequences"].as_u64().unwrap() > 0, "{resumed}");
@@ -295,6 +319,11 @@ fn layers_tell_where_a_candidate_leaves_its_teacher() {
     let last = kls.len() - 1;
     assert!(kls[..2].iter().all(|kl| *kl == 0.0), "{kls:?}");
     assert!(kls[last] > 0.0, "{kls:?}");
+    // The layers' teacher is the dump's, whatever its head.
+    let other = changed(&place.path("other"), "llama-untied", "model.layers.0.mlp.down_proj.weight", |w| -w);
+    let run =
+        place.kl_run("dump", &candidate, &["--layers", "4", "--head", other.to_str().unwrap()]).expect(2);
+    assert!(run.stderr.contains("but the dump was made of"), "{}", run.stderr);
 }
 
 #[test]
@@ -303,8 +332,12 @@ fn infinite_logits_are_counted_and_strict_makes_them_a_no() {
     let teacher = fixture("llama-untied");
     let candidate = changed(place.dir.path(), "llama-untied", "model.norm.weight", |_| 3e38);
     place.dump(&teacher, "dump", &["--dtype", "f32"]);
-    let found = place.kl("dump", &candidate, &[]);
+    let run = place.kl_run("dump", &candidate, &[]);
+    let found = run.json();
     assert!(found["non_finite"].as_u64().unwrap() > 0, "{found}");
+    let nothing = found["tokens"] == 0;
+    assert_eq!((run.code, found["mean_kl"].is_null()), (i32::from(nothing), nothing), "{found}");
+    assert!(run.stderr.contains("logits that are not finite"), "{}", run.stderr);
     place.kl_run("dump", &candidate, &["--strict"]).expect(1);
 }
 
@@ -335,6 +368,11 @@ fn long_documents_are_cut_or_split_and_short_ones_left_out_with_a_count() {
         "--strict"
     );
     assert!(strict.expect(2).stderr.contains("would be cut"));
+    let twice = format!("{0}\n{0}", json!({ "text": TEXTS[0] }));
+    fs::write(place.path("text.jsonl"), twice).unwrap();
+    let run =
+        tqc!("eval", "dump", demo(), "--text", place.path("text.jsonl"), "-o", place.path("twice")).expect(0);
+    assert!(run.stderr.contains("1 documents repeat an earlier one"), "{}", run.stderr);
 }
 
 #[test]
@@ -457,4 +495,11 @@ fn results_are_listed_and_exported() {
     assert_eq!(rows.lines().count() as u64, 1 + run["run"]["summary"]["tokens"].as_u64().unwrap());
     assert_eq!(run["sequences"].as_array().unwrap().len(), 6);
     tqc!("eval", "list", "--db", &db, "--run", "9").expect(2);
+    tqc!("eval", "list", "--db", &db, "--export", "csv", "--json").expect(2);
+    // A name that SQLite has a meaning for is a file all the same.
+    let mut memory =
+        command(args!["eval", "kl", "--teacher", place.path("dump"), demo(), "--db", ":memory:"]);
+    memory.current_dir(place.dir.path());
+    finish(memory).expect(0);
+    assert!(place.path(":memory:").is_file());
 }

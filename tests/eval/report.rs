@@ -95,16 +95,24 @@ impl Bench {
         self.db.finish(run, &kl_summary(mean, extra), 1.0).unwrap();
     }
 
-    fn tasks(&self, model: &Identity, suite: &str, right: u64) {
-        let run = self.begin("tasks", model, json!({ "suites": { "s": "d" } }), json!({ "max_tokens": 64 }));
-        for i in 0..20 {
-            let (suite, frame, item) = (suite.to_owned(), "raw".to_owned(), format!("{i:02}"));
-            let item = Item { suite, frame, item, correct: Some(i < right), detail: json!({}) };
-            self.db.put_item(run, &item).unwrap();
+    fn tasks(&self, model: &Identity, suites: &[&str], right: u64) {
+        let about = |suite: &&str| {
+            json!({ "suite": suite, "sha256": Digest::of(suite.as_bytes()),
+                                           "frames": ["raw"], "settings": { "max_tokens": 64 } })
+        };
+        let subject = json!({ "suites": suites.iter().map(about).collect::<Vec<_>>() });
+        let run = self.begin("tasks", model, subject, json!({ "precision": "exact", "limit": null }));
+        let mut results = Vec::new();
+        for suite in suites {
+            for i in 0..20 {
+                let (suite, frame, item) = ((*suite).to_owned(), "raw".to_owned(), format!("{i:02}"));
+                let item = Item { suite, frame, item, correct: Some(i < right), detail: json!({}) };
+                self.db.put_item(run, &item).unwrap();
+            }
+            results.push(json!({ "suite": suite, "frame": "raw", "items": 20, "correct": right,
+                                 "accuracy": right as f64 / 20.0, "generative": { "empty": 7, "loops": 2 } }));
         }
-        let row = json!({ "suite": suite, "frame": "raw", "items": 20, "correct": right, "accuracy": right as f64 / 20.0,
-                          "generative": { "empty": 7, "loops": 2 } });
-        self.db.finish(run, &json!({ "results": [row], "headline": "x" }), 1.0).unwrap();
+        self.db.finish(run, &json!({ "results": results, "headline": "x" }), 1.0).unwrap();
     }
 
     fn stop(&self, model: &Identity, pass: bool) {
@@ -142,14 +150,16 @@ fn fill(path: &Path) -> Vec<Identity> {
         json!({ "by_position": "?", "worst": { "a": 1 }, "mean_kl": null }),
     );
     for (model, right) in models.iter().zip([20, 19, 18, 17, 16, 15, 2]) {
-        bench.tasks(model, HOSTILE[1], right);
+        bench.tasks(model, &[HOSTILE[1]], right);
     }
     bench.stop(&models[1], true);
     bench.stop(&models[6], false);
     let run = bench.begin("stop", &models[3], json!(HOSTILE[0]), json!({ HOSTILE[3]: HOSTILE[2] }));
     bench.db.finish(run, &json!(["of", "another", "version"]), 1.0).unwrap();
     bench.begin("kl", &models[4], json!({ "dump": HOSTILE[1] }), json!(null));
-    bench.tasks(&models[0], HOSTILE[1], 20);
+    bench.tasks(&models[0], &[HOSTILE[1]], 20);
+    // With another suite beside, but it is the same suite.
+    bench.tasks(&models[6], &["other", HOSTILE[1]], 3);
     models
 }
 
@@ -262,7 +272,7 @@ fn every_model_is_in_every_table_that_it_belongs_to() {
         assert!(html.contains(&format!("twin {}", twin.digest.short())));
     }
     assert_eq!(data.kl.iter().map(|group| group.entries.len()).collect::<Vec<_>>(), [7, 2, 1]);
-    assert!(html.contains("Not drawn, since a log axis has no 0: 1 teacher."), "the teacher's KL is 0");
+    assert!(html.contains("in the tables but in no chart: 1 teacher."), "the teacher's KL is 0");
     let tasks = text_between(&html, "<section id=\"tasks\"", "</section>");
     assert!(
         tasks.contains("95.0 %") && tasks.contains("[76.4, 99.1] %"),
@@ -301,6 +311,10 @@ fn results_that_are_not_comparable_are_in_charts_of_their_own() {
     let (streamed, decode) = ("path streamed, precision exact", "path decode, precision exact");
     assert_eq!(settings, [(streamed, 7), (streamed, 2), (decode, 1)]);
     assert_ne!(data.kl[0].subject, data.kl[1].subject);
+    let suites: Vec<(&str, usize)> =
+        data.tasks.iter().map(|group| (group.suite.as_str(), group.entries.len())).collect();
+    assert_eq!(suites, [(HOSTILE[1], 7), ("other", 1)], "a suite is the same whatever was run with it");
+    assert_eq!(data.tasks[0].entries[6].correct, Some(3), "the latest run counts");
     let html = page(&data);
     for (letter, drawn) in [("A", 6), ("B", 2)] {
         let chart = text_between(&html, &format!("<title id=\"kl-{letter}-bits-t\">"), "</svg>");
@@ -329,7 +343,7 @@ fn the_command_writes_whole_pages_and_only_over_its_own() {
     let written = tqc!("report", "--db", db, "-o", out, "--json").expect(0).json();
     let bytes = fs::metadata(&out).unwrap().len();
     let path = out.to_str().unwrap();
-    assert_eq!(written, json!({ "path": path, "bytes": bytes, "models": 7, "runs": 22 }));
+    assert_eq!(written, json!({ "path": path, "bytes": bytes, "models": 7, "runs": 23 }));
     let first = fs::read(&out).unwrap();
     tqc!("report", "--db", db, "-o", out).expect(0);
     assert_eq!(fs::read(&out).unwrap(), first);

@@ -111,6 +111,9 @@ fn a_dump_of_conversations_can_be_the_teacher() {
     let p = |side: &str| frame[side]["end_p_end"].as_f64().unwrap();
     assert!((p("teacher") - p("candidate")).abs() < 1e-3, "{frame}");
 
+    let run = probe(dir, &dump, &demo(), &["--suite", self::problems().to_str().unwrap()]).expect(2);
+    assert!(run.stderr.contains("`--suite` has no use beside it"), "{}", run.stderr);
+
     let top = dir.join("top");
     tqc!("eval", "dump", demo(), "--text", &text, "-o", &top, "--format", "topk").expect(0);
     let run = probe(dir, &top, &demo(), &[]).expect(2);
@@ -130,5 +133,8 @@ fn teachers_and_suites_that_do_not_fit_are_refused() {
     let recall = Path::new(env!("CARGO_MANIFEST_DIR")).join("goldens/tasks/recall.jsonl");
     let run = probe(dir.path(), &demo(), &demo(), &["--suite", recall.to_str().unwrap()]).expect(2);
     assert!(run.stderr.contains("no prompts for free answers"), "{}", run.stderr);
+    for limit in ["nan", "-1", "2"] {
+        probe(dir.path(), &demo(), &demo(), &[&format!("--max-empty={limit}")]).expect(2);
+    }
     assert!(!dir.path().join("eval.db").exists(), "nothing is written for a probe that is refused");
 }

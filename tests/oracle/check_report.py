@@ -1,12 +1,12 @@
 """Opens a page of `tqc report` in headless Chromium and checks what only a browser can see.
 
-    python3 tests/oracle/check_report.py report.html [--screenshots DIR] [--need-chromium]
+    python3 tests/oracle/check_report.py report.html [--screenshots DIR] [--need-chromium] [--self-test]
 
 Checks: the page is well-formed XML; in light and dark, at 1280 and 390 pixels: nothing is written to the console, the
 page is not wider than the screen, text has a contrast of at least 4.5 (drawn lines and markers 3), text in charts is at
 least 9 pixels high, every table scrolls inside its own box, and every place that scrolls can be reached with the
-keyboard. Without Chromium it says that it skips and ends with 0; `--need-chromium` makes that an error. Needs nothing
-but Python's standard library.
+keyboard. Without Chromium it says that it skips and ends with 0; `--need-chromium` makes that an error. `--self-test`
+damages the page in several ways, each of which must be noticed. Needs nothing but Python's standard library.
 """
 
 import argparse
@@ -93,6 +93,18 @@ PROBE = r"""
 """
 
 
+# What is replaced by what, and a word of the problem that must be found.
+DAMAGES = [
+    ('<h2 id="models-h">', '<div style="width:2000px">x</div><h2 id="models-h">', "wide on"),
+    ('<p class="lead">', '<p class="lead" style="color:#888">', "contrast"),
+    ("</main>", "<script>console.error(1)</script></main>", "CONSOLE"),
+    ("</main>", '<a href="https://example.org/">x</a></main>', "refers to"),
+    ("</main>", "", "not well-formed"),
+    ('role="region" tabindex="0"', 'role="region"', "a table without"),
+    ("font: 12px system-ui", "font: 7px system-ui", "pixels in a chart"),
+]
+
+
 def browser():
     return next((path for path in map(shutil.which, BROWSERS) if path), None)
 
@@ -116,35 +128,69 @@ def main():
     parser.add_argument("page", type=Path)
     parser.add_argument("--screenshots", type=Path, help="folder for a picture of each theme and width")
     parser.add_argument("--need-chromium", action="store_true", help="fail if there is no Chromium")
+    parser.add_argument("--self-test", action="store_true", help="damage the page and see that it is noticed")
     arguments = parser.parse_args()
-
-    text = arguments.page.read_text(encoding="utf-8")
-    ElementTree.fromstring(text)
-    problems = []
-    resources = re.findall(r"""(?:src|href)\s*=\s*["'](?!#|data:,)([^"']*)""", re.sub(r"<style>.*?</style>", "", text, flags=re.S))
-    problems += [f"the page refers to {resource}" for resource in resources]
 
     chromium = browser()
     if chromium is None:
-        print("SKIPPED: no Chromium is installed, so the page was not opened in a browser")
-        return report(problems) or int(arguments.need_chromium)
+        print("SKIPPED: no Chromium is installed, so the page is not opened in a browser")
+        if arguments.need_chromium:
+            return 1
+    text = arguments.page.read_text(encoding="utf-8")
+    if arguments.self_test:
+        return self_test(chromium, text)
+    problems = check(chromium, text, arguments.screenshots)
+    for problem in problems:
+        print(f"FAIL {problem}")
+    if not problems:
+        print("ok: the page is well-formed" + (", quiet, fits its screens and can be read" if chromium else ""))
+    return int(bool(problems))
 
-    if arguments.screenshots:
-        arguments.screenshots.mkdir(parents=True, exist_ok=True)
+
+def self_test(chromium, text):
+    missed = 0
+    for old, new, word in DAMAGES:
+        if old not in text:
+            sys.exit(f"the page has no `{old}` to damage")
+        # Without a browser only the file itself is looked at.
+        if chromium is None and word not in ("refers to", "not well-formed"):
+            continue
+        problems = check(chromium, text.replace(old, new, 1), None)
+        found = any(word in problem for problem in problems)
+        print(f"{'noticed' if found else 'MISSED '}  {word}: `{old}` -> `{new}`")
+        missed += not found
+    return int(missed > 0)
+
+
+def check(chromium, text, screenshots):
+    """Every problem of the page."""
+    try:
+        ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        return [f"the page is not well-formed: {error}"]
+    without_style = re.sub(r"<style>.*?</style>", "", text, flags=re.S)
+    resources = re.findall(r"""(?:src|href)\s*=\s*["'](?!#|data:,)([^"']*)""", without_style)
+    problems = [f"the page refers to {resource}" for resource in resources]
+    if chromium is None:
+        return problems
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         profile = folder / "profile"
+        page = folder / "page.html"
+        page.write_text(text, encoding="utf-8")
+        shots = screenshots or folder
+        shots.mkdir(parents=True, exist_ok=True)
         for theme in THEMES:
-            # The page itself, with its own policy: nothing may be said about it.
             for width in WIDTHS:
-                shot = (arguments.screenshots or folder) / f"{theme}-{width}.png"
+                # The page itself, with its own policy: nothing may be said about it.
+                shot = shots / f"{theme}-{width}.png"
                 options = theme_options(theme) + [f"--window-size={width},2400", f"--screenshot={shot}"]
-                shown = run(chromium, profile, options, arguments.page.resolve().as_uri())
+                shown = run(chromium, profile, options, page.as_uri())
                 problems += [f"{theme} {width}: {line}" for line in console(shown.stderr)]
                 if not shot.is_file():
                     problems.append(f"{theme} {width}: no screenshot: {shown.stderr[-500:]}")
                 problems += probe(chromium, profile, folder, text, theme, width)
-    return report(problems)
+    return problems
 
 
 def probe(chromium, profile, folder, text, theme, width):
@@ -155,8 +201,6 @@ def probe(chromium, profile, folder, text, theme, width):
     policy = re.compile(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*/>")
     script = PROBE.replace("WANTED", json.dumps(theme))
     copy = policy.sub("", text).replace("</body>", f"<script>{script}</script></body>")
-    if copy.count("<script>") != 1:
-        return ["the page cannot be probed"]
     outer = folder / "outer.html"
     outer.write_text(f"<!DOCTYPE html><body style='margin:0'><iframe srcdoc=\"{html.escape(copy)}\" width={width} "
                      "height=2400 style='border:0'></iframe><pre id='out'></pre><script>onload = () => {"
@@ -168,14 +212,6 @@ def probe(chromium, profile, folder, text, theme, width):
     if not found or not found.group(1):
         return [f"{theme} {width}: the probe said nothing: {shown.stderr[-500:]}"]
     return [f"{theme} {width}: {problem}" for problem in json.loads(html.unescape(found.group(1)))]
-
-
-def report(problems):
-    for problem in problems:
-        print(f"FAIL {problem}")
-    if not problems:
-        print("ok: the page is well-formed, quiet, fits its screens and can be read")
-    return int(bool(problems))
 
 
 if __name__ == "__main__":

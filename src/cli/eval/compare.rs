@@ -73,8 +73,13 @@ impl CompareArgs {
         let all: Vec<Run> = db.runs()?.into_iter().filter(|run| run.finished.is_some()).collect();
         let names: Vec<&String> = std::iter::once(&self.a).chain(&self.b).collect();
         let mut arms = Vec::new();
-        for name in &names {
-            arms.push(latest(&all, name)?);
+        for (i, name) in names.iter().enumerate() {
+            let arm = latest(&all, name)?;
+            let runs = |arm: &BTreeMap<Group, &Run>| arm.values().map(|run| run.id).collect::<Vec<_>>();
+            if names[..i].contains(name) || arms.iter().any(|other| runs(other) == runs(&arm)) {
+                return Err(EvalError::SameArm { name: (*name).clone() }.into());
+            }
+            arms.push(arm);
         }
         let mut report = Report { margin: self.margin, kl: Vec::new(), tasks: Vec::new() };
         for (group, _) in &arms[0] {

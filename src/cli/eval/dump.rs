@@ -46,7 +46,7 @@ pub struct DumpArgs {
     /// Throw away unfinished work of another task at the same place.
     #[arg(long)]
     discard: bool,
-    /// Refuse documents that would be cut or left out.
+    /// Refuse documents that would be cut or left out, or that repeat others.
     #[arg(long)]
     strict: bool,
     #[command(flatten)]
@@ -65,8 +65,8 @@ pub struct TakingArgs {
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..))]
     context: u32,
     /// Leave documents of fewer tokens out, and count them. Without it one of fewer than 2 is an error.
-    #[arg(long, value_name = "N")]
-    min_tokens: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    min_tokens: Option<u32>,
     /// What to do with what is beyond the context: leave it out, or make it further sequences.
     #[arg(long, value_enum, default_value_t = Long::Cut)]
     long: Long,
@@ -78,7 +78,7 @@ impl TakingArgs {
         Taking {
             rows: self.rows.map(|rows| rows as usize),
             context: self.context as usize,
-            min_tokens: self.min_tokens,
+            min_tokens: self.min_tokens.map(|tokens| tokens as usize),
             split: self.long == Long::Split,
         }
     }
@@ -114,15 +114,23 @@ impl DumpArgs {
         let documents = documents::read(&self.text, &dir, &tokenizer, self.taking.taking())?;
         drop(tokenizer);
         let text = &documents.record;
-        if text.cut > 0 || text.short > 0 {
-            let (cut, tokens, short) = (text.cut, text.cut_tokens, text.short);
-            if self.strict {
-                return Err(EvalError::Strict { cut, short }.into());
-            }
+        if text.repeated > 0 {
             print::say(&format!(
-                "note: {cut} documents cut at {} tokens ({tokens} tokens left out), {short} left out as short",
-                text.taking.context
+                "note: {} documents repeat an earlier one; intervals take them for independent, so remove them",
+                text.repeated
             ));
+        }
+        if text.cut > 0 || text.short > 0 || text.repeated > 0 {
+            let (cut, tokens, short, repeated) = (text.cut, text.cut_tokens, text.short, text.repeated);
+            if self.strict {
+                return Err(EvalError::Strict { cut, short, repeated }.into());
+            }
+            if cut + short > 0 {
+                print::say(&format!(
+                    "note: {cut} documents cut at {} tokens ({tokens} tokens left out), {short} left out as short",
+                    text.taking.context
+                ));
+            }
         }
         let weights = Weights::open(&dir)?;
         let cpu: Arc<_> = self.model.cpu(Precision::Exact);

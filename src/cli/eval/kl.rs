@@ -1,19 +1,22 @@
 //! `tqc eval kl`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 
-use super::{BudgetArgs, DbArgs, MeasuredArgs, PathArgs, Steps, nats};
+use super::{BudgetArgs, DbArgs, MeasuredArgs, PathArgs, Started, Steps, nats};
 use crate::arch::Config;
 use crate::backend::Precision;
+use crate::backend::cpu::Cpu;
 use crate::cli::Common;
 use crate::cli::generate::interrupt;
 use crate::cli::print::{self, Table};
-use crate::digest::{Digest, canonical_json};
+use crate::digest::Digest;
+use crate::eval::EvalError;
 use crate::eval::db::{Document, Key};
 use crate::eval::dump::Dump;
 use crate::eval::identity::Identity;
@@ -21,7 +24,6 @@ use crate::eval::kl::layers::{LayerKl, layers};
 use crate::eval::kl::run::{Timings, check};
 use crate::eval::kl::summary::Bucket;
 use crate::eval::kl::{Candidate, Scoring, Summary, VERSION, score, summarize};
-use crate::eval::work::Work;
 use crate::failure::{Exit, Outcome};
 use crate::process::PeakMemory;
 use crate::runtime::{Model, Weights};
@@ -53,7 +55,7 @@ pub struct KlArgs {
     /// Show so many of the positions with the largest KL, in context.
     #[arg(long, value_name = "N", default_value_t = 0)]
     worst: usize,
-    /// End with 1 if a logit is NaN or infinite.
+    /// End with 1 if a logit is NaN or infinite. Without it only if no position is finite.
     #[arg(long)]
     strict: bool,
     #[command(flatten)]
@@ -94,6 +96,12 @@ impl KlArgs {
         // Both are asked for before hours of work.
         dump.speaker(self.head.as_deref(), &cpu)?;
         let teacher_dir = self.layers.map(|_| dump.teacher_dir(self.head.as_deref())).transpose()?;
+        if let (Some(dir), Some(needed)) = (&teacher_dir, dump.record.teacher.digest) {
+            let found = Identity::read(dir)?.digest;
+            if found != needed {
+                return Err(EvalError::OtherTeacher { found, needed }.into());
+            }
+        }
 
         let key = Key {
             instrument: "kl",
@@ -105,65 +113,14 @@ impl KlArgs {
                 "precision": if self.path.fast { Precision::Fast } else { Precision::Exact },
             }),
         };
-        let db = self.db.create()?;
-        let open = db.begin(&key, &identity, self.db.fresh)?;
-        let mut documents = db.documents(open.id)?;
-        documents.truncate(documents.iter().enumerate().take_while(|(i, d)| *i == d.sequence).count());
-        if open.resumed {
-            print::say(&format!(
-                "going on with run {}: {} of {} sequences are scored",
-                open.id,
-                documents.len(),
-                dump.sequences.len()
-            ));
-        }
-        let name = Digest::of(&canonical_json(&key)).short();
-        let target = self.db.db.with_file_name(format!("eval-{name}"));
-        let work = (!self.decode).then(|| Work::take(&target, &key, true)).transpose()?;
-        if let Some(work) = work.as_ref().filter(|_| !open.resumed) {
-            work.forget("residual.json");
-        }
-        let candidate = match self.decode {
-            true => Candidate::Decoding(Box::new(Model::new(weights, cpu.clone())?)),
-            false => Candidate::Streamed(Box::new(weights), cpu.clone()),
-        };
+        let started = self.db.start(&key, &identity)?;
         let steps = Steps::new("kl");
-        let scoring = Scoring {
-            dump: &dump,
-            head: self.head.as_deref(),
-            budget: self.budget.memory,
-            work: work.as_ref(),
-            done: documents.len(),
-            stop: &stop,
-            progress: &steps,
+        let measured =
+            self.measure(&started, &dump, &dir, weights, &cpu, teacher_dir.as_deref(), &steps, &stop);
+        let (summary, layers, timings) = match measured {
+            Ok(measured) => measured,
+            Err(error) => return Err(started.failed(steps.seconds(), error)),
         };
-        let scored = score(&candidate, &scoring, &mut |sequence, positions| {
-            let document = dump.sequences[sequence].document;
-            let document = Document { sequence, document, positions: positions.to_vec() };
-            db.put_document(open.id, &document)?;
-            documents.push(document);
-            Ok(())
-        });
-        let timings = match scored {
-            Ok(timings) => timings,
-            Err(error) => {
-                db.spend(open.id, steps.seconds())?;
-                return Err(error);
-            }
-        };
-        let layers = match (&teacher_dir, self.layers) {
-            (Some(teacher), Some(count)) => {
-                let teacher = Weights::open(teacher)?;
-                let sequences: Vec<Vec<u32>> =
-                    dump.sequences.iter().take(count as usize).map(|s| s.tokens.clone()).collect();
-                let cpu: Arc<_> = self.model.cpu(Precision::Exact);
-                Some(layers(&teacher, &Weights::open(&dir)?, &cpu, &sequences, &stop, &steps)?)
-            }
-            _ => None,
-        };
-        let sequences: Vec<_> = documents.into_iter().map(|document| document.positions).collect();
-        let tokenizer = if self.worst > 0 { Tokenizer::open(&dir).ok() } else { None };
-        let summary = summarize(&dump, &sequences, self.worst, tokenizer.as_ref())?;
         let mut memory = PeakMemory::default();
         memory.sample();
         let seconds = timings.layers_s + timings.heads_s + timings.divergence_s;
@@ -174,18 +131,81 @@ impl KlArgs {
             model: identity.digest,
             dump: dump.digest,
             bits_per_weight: identity.bits_per_weight,
-            run: open.id,
+            run: started.run.id,
             timings,
             memory,
         };
         let value = serde_json::to_value(&report).expect("a report is plain data");
-        db.finish(open.id, &value, steps.seconds())?;
+        started.finish(&value, steps.seconds())?;
         steps.end();
-        if let Some(work) = work {
-            work.remove()?;
-        }
         print::result(self.common.json, &report, |report| text(report, &identity))?;
-        Ok(if self.strict && report.summary.non_finite > 0 { Exit::No } else { Exit::Done })
+        let (finite, spoilt) = (report.summary.tokens, report.summary.non_finite);
+        if spoilt > 0 {
+            print::say(&format!(
+                "warning: {spoilt} of {} positions have logits that are not finite",
+                finite + spoilt
+            ));
+        }
+        Ok(if spoilt > 0 && (self.strict || finite == 0) { Exit::No } else { Exit::Done })
+    }
+
+    /// Scores what is not scored yet, and sums everything up.
+    #[allow(clippy::too_many_arguments)] // what `run` has opened and checked
+    fn measure(
+        &self,
+        started: &Started,
+        dump: &Dump,
+        dir: &Path,
+        weights: Weights,
+        cpu: &Arc<Cpu>,
+        teacher_dir: Option<&Path>,
+        steps: &Steps,
+        stop: &AtomicBool,
+    ) -> Outcome<(Summary, Option<Vec<LayerKl>>, Timings)> {
+        let mut documents = started.db.documents(started.run.id)?;
+        documents.truncate(documents.iter().enumerate().take_while(|(i, d)| *i == d.sequence).count());
+        if started.run.resumed {
+            print::say(&format!(
+                "going on with run {}: {} of {} sequences are scored",
+                started.run.id,
+                documents.len(),
+                dump.sequences.len()
+            ));
+        }
+        let candidate = match self.decode {
+            true => Candidate::Decoding(Box::new(Model::new(weights, cpu.clone())?)),
+            false => Candidate::Streamed(Box::new(weights), cpu.clone()),
+        };
+        let scoring = Scoring {
+            dump,
+            head: self.head.as_deref(),
+            budget: self.budget.memory,
+            work: Some(&started.work),
+            done: documents.len(),
+            stop,
+            progress: steps,
+        };
+        let timings = score(&candidate, &scoring, &mut |sequence, positions| {
+            let document = dump.sequences[sequence].document;
+            let document = Document { sequence, document, positions: positions.to_vec() };
+            started.db.put_document(started.run.id, &document)?;
+            documents.push(document);
+            Ok(())
+        })?;
+        let layers = match (teacher_dir, self.layers) {
+            (Some(teacher), Some(count)) => {
+                let teacher = Weights::open(teacher)?;
+                let sequences: Vec<Vec<u32>> =
+                    dump.sequences.iter().take(count as usize).map(|s| s.tokens.clone()).collect();
+                let cpu: Arc<_> = self.model.cpu(Precision::Exact);
+                Some(layers(&teacher, &Weights::open(dir)?, &cpu, &sequences, stop, steps)?)
+            }
+            _ => None,
+        };
+        let sequences: Vec<_> = documents.into_iter().map(|document| document.positions).collect();
+        let tokenizer = if self.worst > 0 { Tokenizer::open(dir).ok() } else { None };
+        let summary = summarize(dump, &sequences, self.worst, tokenizer.as_ref())?;
+        Ok((summary, layers, timings))
     }
 }
 
@@ -193,25 +213,26 @@ fn text(report: &Report, identity: &Identity) -> String {
     let s = &report.summary;
     let interval = match s.ci95 {
         Some(ci) => format!("[{}, {}]", nats(ci.low), nats(ci.high)),
-        None => "no interval: one document".to_owned(),
+        None => "no interval: fewer than two documents".to_owned(),
     };
+    let maybe = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), nats);
     let ppl = |ppl: Option<f64>| ppl.map_or_else(|| "-".to_owned(), |ppl| format!("{ppl:.4}"));
     let mut out = format!(
         "model         {} ({}, {:.3} bits per weight)\nmean KL       {} nats per token, 95 % {interval}\n\
          noise floor   {}\nmedian        {}   p90 {}   p99 {}   p99.9 {}   max {}\n\
-         top-1         {:.4} agree\nperplexity    {} (teacher {})\n\
+         top-1         {} agree\nperplexity    {} (teacher {})\n\
          positions     {} in {} documents; {} not finite\n",
         identity.name,
         identity.digest.short(),
         identity.bits_per_weight,
-        nats(s.mean_kl),
+        maybe(s.mean_kl),
         nats(s.noise_floor),
-        nats(s.median_kl),
-        nats(s.p90_kl),
-        nats(s.p99_kl),
-        nats(s.p999_kl),
-        nats(s.max_kl),
-        s.top1_agreement,
+        maybe(s.median_kl),
+        maybe(s.p90_kl),
+        maybe(s.p99_kl),
+        maybe(s.p999_kl),
+        maybe(s.max_kl),
+        s.top1_agreement.map_or_else(|| "-".to_owned(), |share| format!("{share:.4}")),
         ppl(s.candidate_ppl),
         ppl(s.teacher_ppl),
         s.tokens,
@@ -236,7 +257,7 @@ fn text(report: &Report, identity: &Identity) -> String {
         let mut table = Table::new(&[("layers", true), ("mean KL", true), ("+-", true)]);
         for layer in layers {
             let error = layer.standard_error.map_or_else(String::new, nats);
-            table.row([layer.layer.to_string(), nats(layer.mean_kl), error]);
+            table.row([layer.layer.to_string(), maybe(layer.mean_kl), error]);
         }
         out.push_str(&format!("\n{}", table.render()));
     }

@@ -21,7 +21,7 @@ pub struct ListArgs {
     run: Option<i64>,
     /// Print everything that is stored, as CSV (a row a run, or with `--run` a row an item or position) or as
     /// one JSON object.
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, conflicts_with = "json")]
     export: Option<Export>,
     #[command(flatten)]
     common: Common,
@@ -102,8 +102,13 @@ fn headline(run: &Run) -> String {
     if run.finished.is_none() {
         return "unfinished".to_owned();
     }
-    match run.summary.get("mean_kl").and_then(Value::as_f64) {
-        Some(kl) => format!("KL {}", super::nats(kl)),
+    let spoilt = match run.summary.get("non_finite").and_then(Value::as_u64) {
+        None | Some(0) => String::new(),
+        Some(count) => format!(", {count} not finite"),
+    };
+    match run.summary.get("mean_kl").map(Value::as_f64) {
+        Some(Some(kl)) => format!("KL {}{spoilt}", super::nats(kl)),
+        Some(None) => format!("no KL{spoilt}"),
         None => run.summary.get("headline").and_then(Value::as_str).unwrap_or("").to_owned(),
     }
 }

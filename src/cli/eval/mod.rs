@@ -20,10 +20,13 @@ use super::model::folder;
 use super::print;
 use crate::backend::Precision;
 use crate::backend::cpu::Cpu;
+use crate::digest::{Digest, canonical_json};
 use crate::eval::Progress;
-use crate::eval::db::{Db, DbError};
+use crate::eval::db::{Db, Key, Open};
 use crate::eval::forward::Need;
-use crate::failure::{Exit, Outcome};
+use crate::eval::identity::Identity;
+use crate::eval::work::Work;
+use crate::failure::{Exit, Failure, Outcome};
 use crate::isa::Isa;
 use crate::units::Bytes;
 
@@ -116,10 +119,60 @@ pub struct DbArgs {
     pub fresh: bool,
 }
 
+/// A measurement under way. It holds the lock of its folder of unfinished work, so that no other process has the same.
+pub struct Started {
+    /// The database.
+    pub db: Db,
+    /// The run in it.
+    pub run: Open,
+    /// The folder.
+    pub work: Work,
+    file: PathBuf,
+    /// Whether the database was made for this.
+    is_new: bool,
+}
+
 impl DbArgs {
-    /// Opens the database.
-    pub fn create(&self) -> Result<Db, DbError> {
-        Db::create(&self.db)
+    /// Begins a measurement, or takes up an unfinished one.
+    pub fn start(&self, key: &Key, model: &Identity) -> Outcome<Started> {
+        let is_new = !self.db.exists();
+        let db = Db::create(&self.db)?;
+        let name = Digest::of(&canonical_json(key)).short();
+        let work = Work::take(&self.db.with_file_name(format!("eval-{name}")), key, true)?;
+        let run = db.begin(key, model, self.fresh)?;
+        if !run.resumed {
+            work.forget("residual.json");
+        }
+        Ok(Started { db, run, work, file: self.db.clone(), is_new })
+    }
+}
+
+impl Started {
+    /// Keeps what there is of a measurement that failed or was interrupted; nothing, if there is nothing.
+    pub fn failed(self, seconds: f64, error: Box<dyn Failure>) -> Box<dyn Failure> {
+        match self.keep(seconds) {
+            Ok(()) => error,
+            Err(other) => other,
+        }
+    }
+
+    fn keep(self, seconds: f64) -> Outcome<()> {
+        if self.work.path("residual.json").exists() || !self.db.drop_empty(self.run.id)? {
+            return Ok(self.db.spend(self.run.id, seconds)?);
+        }
+        self.work.remove()?;
+        if self.is_new && self.db.runs()?.is_empty() {
+            drop(self.db);
+            // SQLite takes its log away itself. A file that stays is an empty database.
+            let _ = std::fs::remove_file(&self.file);
+        }
+        Ok(())
+    }
+
+    /// Ends the measurement.
+    pub fn finish(self, summary: &serde_json::Value, seconds: f64) -> Outcome<()> {
+        self.db.finish(self.run.id, summary, seconds)?;
+        Ok(self.work.remove()?)
     }
 }
 

@@ -1,6 +1,6 @@
 //! `tqc eval stop`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 
-use super::{DbArgs, MeasuredArgs, PathArgs, Steps};
+use super::{DbArgs, MeasuredArgs, PathArgs, Started, Steps};
 use crate::arch::Config;
 use crate::backend::Precision;
 use crate::backend::cpu::Cpu;
@@ -60,29 +60,37 @@ pub struct StopArgs {
     common: Common,
 }
 
+/// A part of a whole.
+fn part(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(value) if (0.0..=1.0).contains(&value) => Ok(value),
+        _ => Err("must be a number from 0 to 1".to_owned()),
+    }
+}
+
 /// What the gate lets pass.
 #[derive(Debug, Args)]
 struct LimitArgs {
     /// Largest part of empty answers.
-    #[arg(long, value_name = "RATE", default_value_t = Limits::default().empty)]
+    #[arg(long, value_name = "RATE", default_value_t = Limits::default().empty, value_parser = part)]
     max_empty: f64,
     /// Largest part of answers that miss their stop.
-    #[arg(long, value_name = "RATE", default_value_t = Limits::default().missed)]
+    #[arg(long, value_name = "RATE", default_value_t = Limits::default().missed, value_parser = part)]
     max_missed: f64,
     /// Largest part of answers that end in a repetition.
-    #[arg(long, value_name = "RATE", default_value_t = Limits::default().loops)]
+    #[arg(long, value_name = "RATE", default_value_t = Limits::default().loops, value_parser = part)]
     max_loops: f64,
     /// Largest part of answers that would stop early.
-    #[arg(long, value_name = "RATE", default_value_t = Limits::default().early)]
+    #[arg(long, value_name = "RATE", default_value_t = Limits::default().early, value_parser = part)]
     max_early: f64,
     /// Largest part of true ends that are passed over.
-    #[arg(long, value_name = "RATE", default_value_t = Limits::default().ends)]
+    #[arg(long, value_name = "RATE", default_value_t = Limits::default().ends, value_parser = part)]
     max_ends: f64,
     /// Largest gain of the mean P(end) at the start of answers.
-    #[arg(long, value_name = "P", default_value_t = Limits::default().start_mass)]
+    #[arg(long, value_name = "P", default_value_t = Limits::default().start_mass, value_parser = part)]
     max_start_mass: f64,
     /// Largest loss of the mean P(end) at true ends.
-    #[arg(long, value_name = "P", default_value_t = Limits::default().end_mass)]
+    #[arg(long, value_name = "P", default_value_t = Limits::default().end_mass, value_parser = part)]
     max_end_mass: f64,
 }
 
@@ -135,6 +143,9 @@ impl Ready {
     }
 }
 
+/// Suite, frame and id.
+type CaseId = (String, String, String);
+
 /// Who gives the references.
 enum Teacher {
     Model { dir: PathBuf, identity: Box<Identity> },
@@ -151,6 +162,9 @@ impl StopArgs {
         let candidate = Ready::open(&dir, &cpu)?;
         let identity = Identity::read(&dir)?;
         let teacher = self.teacher()?;
+        if matches!(teacher, Teacher::Dump(_)) && !suites.is_empty() {
+            return Err(EvalError::SuiteBesideDump.into());
+        }
         let asked = match &teacher {
             Teacher::Dump(dump) => {
                 check(dump, candidate.model.weights(), &identity)?;
@@ -180,52 +194,12 @@ impl StopArgs {
                 "precision": if self.path.fast { Precision::Fast } else { Precision::Exact },
             }),
         };
-        let db = self.db.create()?;
-        let open = db.begin(&key, &identity, self.db.fresh)?;
-        let mut found: BTreeMap<(String, String, String), Found> = BTreeMap::new();
-        for item in db.items(open.id)? {
-            // An item that an earlier version wrote is measured again.
-            if let Ok(detail) = serde_json::from_value(item.detail) {
-                found.insert((item.suite, item.frame, item.item), detail);
-            }
-        }
-        if open.resumed {
-            print::say(&format!("going on with run {}: {} cases are done", open.id, found.len()));
-        }
+        let started = self.db.start(&key, &identity)?;
         let steps = Steps::new("stop");
-        let mut keep = |prompt: &Prompt, detail: Found| -> Outcome<()> {
-            let item = Item {
-                suite: prompt.suite.clone(),
-                frame: prompt.frame.to_owned(),
-                item: prompt.id.clone(),
-                correct: None,
-                detail: serde_json::to_value(&detail).expect("a case is plain data"),
-            };
-            db.put_item(open.id, &item)?;
-            found.insert((item.suite, item.frame, item.item), detail);
-            Ok(())
+        let found = match self.measure(&started, &teacher, &candidate, &asked, &dir, &steps, &stop) {
+            Ok(found) => found,
+            Err(error) => return Err(started.failed(steps.seconds(), error)),
         };
-        let done: Vec<_> =
-            db.items(open.id)?.into_iter().map(|item| (item.suite, item.frame, item.item)).collect();
-        let is_done = |prompt: &Prompt| {
-            done.iter().any(|(suite, frame, id)| {
-                *suite == prompt.suite && *frame == prompt.frame && *id == prompt.id
-            })
-        };
-        let speaking = candidate.speaking(self.max_tokens as usize, &stop);
-        let ended = match &teacher {
-            Teacher::Model { dir, .. } => {
-                let exact = self.model.cpu(Precision::Exact);
-                let teacher = Ready::open(dir, &exact)?;
-                let reference = teacher.speaking(self.max_tokens as usize, &stop);
-                self.beside_model(&asked, &reference, &speaking, &is_done, &steps, &mut keep)
-            }
-            Teacher::Dump(dump) => self.beside_dump(dump, &dir, &speaking, &is_done, &steps, &mut keep),
-        };
-        if let Err(error) = ended {
-            db.spend(open.id, steps.seconds())?;
-            return Err(error);
-        }
         let cases: Vec<(String, Found)> =
             found.into_iter().map(|((_, frame, _), detail)| (frame, detail)).collect();
         let limits = self.limits.limits();
@@ -235,13 +209,64 @@ impl StopArgs {
             model: identity.digest,
             teacher: teacher_digest,
             bits_per_weight: identity.bits_per_weight,
-            run: open.id,
+            run: started.run.id,
         };
         let value = serde_json::to_value(&report).expect("a report is plain data");
-        db.finish(open.id, &value, steps.seconds())?;
+        started.finish(&value, steps.seconds())?;
         steps.end();
         print::result(self.common.json, &report, |report| text(report, &identity))?;
         Ok(if report.summary.pass { Exit::Done } else { Exit::No })
+    }
+
+    /// Examines what is not examined yet.
+    #[allow(clippy::too_many_arguments)] // what `run` has opened and checked
+    fn measure(
+        &self,
+        started: &Started,
+        teacher: &Teacher,
+        candidate: &Ready,
+        asked: &[Prompt],
+        dir: &Path,
+        steps: &Steps,
+        stop: &AtomicBool,
+    ) -> Outcome<BTreeMap<CaseId, Found>> {
+        let (db, run) = (&started.db, started.run);
+        let mut found: BTreeMap<CaseId, Found> = BTreeMap::new();
+        for item in db.items(run.id)? {
+            // An item that an earlier version wrote is measured again.
+            if let Ok(detail) = serde_json::from_value(item.detail) {
+                found.insert((item.suite, item.frame, item.item), detail);
+            }
+        }
+        if run.resumed {
+            print::say(&format!("going on with run {}: {} cases are done", run.id, found.len()));
+        }
+        let done: BTreeSet<CaseId> = found.keys().cloned().collect();
+        let is_done = |prompt: &Prompt| {
+            done.contains(&(prompt.suite.clone(), prompt.frame.to_owned(), prompt.id.clone()))
+        };
+        let mut keep = |prompt: &Prompt, detail: Found| -> Outcome<()> {
+            let item = Item {
+                suite: prompt.suite.clone(),
+                frame: prompt.frame.to_owned(),
+                item: prompt.id.clone(),
+                correct: None,
+                detail: serde_json::to_value(&detail).expect("a case is plain data"),
+            };
+            db.put_item(run.id, &item)?;
+            found.insert((item.suite, item.frame, item.item), detail);
+            Ok(())
+        };
+        let speaking = candidate.speaking(self.max_tokens as usize, stop);
+        match teacher {
+            Teacher::Model { dir, .. } => {
+                let teacher = Ready::open(dir, &self.model.cpu(Precision::Exact))?;
+                let reference = teacher.speaking(self.max_tokens as usize, stop);
+                self.beside_model(asked, &reference, &speaking, &is_done, steps, &mut keep)?;
+            }
+            Teacher::Dump(dump) => self.beside_dump(dump, dir, &speaking, &is_done, steps, &mut keep)?,
+        }
+        Ok(found)
     }
 
     fn teacher(&self) -> Outcome<Teacher> {

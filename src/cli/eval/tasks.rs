@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{DbArgs, MeasuredArgs, PathArgs, Steps};
+use super::{DbArgs, MeasuredArgs, PathArgs, Started, Steps};
 use crate::arch::Config;
 use crate::cli::Common;
 use crate::cli::generate::interrupt;
@@ -173,16 +174,50 @@ impl TasksArgs {
             subject: json!({ "suites": subject }),
             settings: json!({ "precision": self.path.precision(), "limit": self.limit }),
         };
-        let db = self.db.create()?;
-        let open = db.begin(&key, &identity, self.db.fresh)?;
+        let started = self.db.start(&key, &identity)?;
+        let subject = Subject { model: &model, tokenizer: &tokenizer, dir: &dir };
+        let mut timings = Timings::default();
+        let results = match self.measure(&started, subject, &suites, &settings, &mut timings, &stop) {
+            Ok(results) => results,
+            Err(error) => return Err(started.failed(timings.seconds, error)),
+        };
+        let rows: Vec<Row> = summaries(&results)?.into_iter().map(row).collect();
+        let mut memory = PeakMemory::default();
+        memory.sample();
+        let report = Report {
+            model: identity.digest,
+            bits_per_weight: identity.bits_per_weight,
+            run: started.run.id,
+            headline: headline(&rows),
+            suites: suites.into_iter().map(suite_report).collect(),
+            results: rows,
+            timings,
+            memory,
+        };
+        let value = serde_json::to_value(&report).expect("a report is plain data");
+        started.finish(&value, report.timings.seconds)?;
+        print::result(self.common.json, &report, |report| text(report, &identity))?;
+        Ok(Exit::Done)
+    }
+
+    /// Runs the items that are not done; all results.
+    fn measure(
+        &self,
+        started: &Started,
+        subject: Subject<'_>,
+        suites: &[Suite],
+        settings: &Settings,
+        timings: &mut Timings,
+        stop: &AtomicBool,
+    ) -> Outcome<Vec<ItemResult>> {
+        let (db, open) = (&started.db, started.run);
         let mut results: Vec<ItemResult> =
             db.items(open.id)?.into_iter().map(kept).collect::<Result<_, _>>()?;
         if open.resumed {
             print::say(&format!("going on with run {}: {} items are done", open.id, results.len()));
         }
 
-        let mut timings = Timings::default();
-        for suite in &suites {
+        for suite in suites {
             let done: BTreeSet<ItemKey> = results
                 .iter()
                 .filter(|result| result.suite == suite.name)
@@ -200,38 +235,20 @@ impl TasksArgs {
                     (items, total) = (done, of);
                     steps.at(done as u64, of as u64, "items");
                 },
-                stop: &stop,
+                stop,
             };
-            let subject = Subject { model: &model, tokenizer: &tokenizer, dir: &dir };
-            let ran = run(subject, suite, &settings, &done, listeners);
+            let ran = run(subject, suite, settings, &done, listeners);
             timings.seconds += steps.seconds();
             match ran {
                 Ok(ran) if ran.complete => timings.add(&ran),
                 ended => {
-                    db.spend(open.id, timings.seconds)?;
                     ended?;
                     let done = format!("suite `{}`, {items} of {total} items", suite.name);
                     return Err(EvalError::Interrupted(done).into());
                 }
             }
         }
-        let rows: Vec<Row> = summaries(&results)?.into_iter().map(row).collect();
-        let mut memory = PeakMemory::default();
-        memory.sample();
-        let report = Report {
-            model: identity.digest,
-            bits_per_weight: identity.bits_per_weight,
-            run: open.id,
-            headline: headline(&rows),
-            suites: suites.into_iter().map(suite_report).collect(),
-            results: rows,
-            timings,
-            memory,
-        };
-        let value = serde_json::to_value(&report).expect("a report is plain data");
-        db.finish(open.id, &value, report.timings.seconds)?;
-        print::result(self.common.json, &report, |report| text(report, &identity))?;
-        Ok(Exit::Done)
+        Ok(results)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use super::{
 use crate::artifact::layout::{StoredTensor, header};
 use crate::artifact::open::file_digest;
 use crate::backend::cpu::Cpu;
-use crate::digest::{Digest, canonical_json};
+use crate::digest::{Digest, Hasher, canonical_json};
 use crate::eval::documents::{Documents, Sequence, tokens_digest};
 use crate::eval::forward::{Forward, Need};
 use crate::eval::identity::Identity;
@@ -36,6 +37,9 @@ use crate::units::Bytes;
 
 /// Tokens that the `topk` format keeps of a position.
 pub const TOP: usize = 2048;
+
+/// Bytes read at a time.
+const PART: usize = 1 << 20;
 
 /// How a dump is made.
 pub struct Making<'a> {
@@ -106,6 +110,8 @@ struct Done {
     kl_most: f64,
     nll: f64,
     targets: usize,
+    /// Rows of each finished batch, and the digest of what is written for them.
+    written: Vec<(Range<usize>, Digest)>,
 }
 
 /// A file that grows row by row.
@@ -135,6 +141,22 @@ impl Plane {
         let file = open().map_err(EvalError::io("write", path))?;
         let rows = tensors.iter().map(|tensor| tensor.bytes / positions).collect();
         Ok(Self { file, starts, rows })
+    }
+
+    /// The digest of rows `rows` of every tensor.
+    fn digest(&self, path: &Path, rows: &Range<usize>) -> Result<Digest, EvalError> {
+        let mut hasher = Hasher::default();
+        for (start, row) in self.starts.iter().zip(&self.rows) {
+            let (mut at, end) = (start + rows.start as u64 * row, start + rows.end as u64 * row);
+            let mut bytes = vec![0; PART.min((end - at) as usize)];
+            while at < end {
+                let len = PART.min((end - at) as usize);
+                self.file.read_exact_at(&mut bytes[..len], at).map_err(EvalError::io("read", path))?;
+                hasher.update(&bytes[..len]);
+                at += len as u64;
+            }
+        }
+        Ok(hasher.finish())
     }
 
     fn write(&self, path: &Path, plane: usize, row: usize, bytes: &[u8]) -> Result<(), EvalError> {
@@ -201,6 +223,13 @@ pub fn make(
     let path = stage.join(name);
     let plane = Plane::open(&path, tensors, positions as u64)?;
     let mut done: Done = work.read("done.json").unwrap_or_default();
+    for (rows, digest) in &done.written {
+        if plane.digest(&path, rows)? != *digest {
+            // Somebody changed what was written: nothing of it is believed.
+            done = Done::default();
+            break;
+        }
+    }
     let resumed_sequences = done.sequences;
     let mut peak = PeakMemory::default();
     let mut maker = Maker { head: &head, cpu, making, plane: &plane, path: &path, hidden, vocab };
@@ -208,6 +237,8 @@ pub fn make(
         let part = &documents.sequences[batch.clone()];
         maker.rows(part, residual, forward.rows_of_logits(), &mut done)?;
         plane.file.sync_data().map_err(EvalError::io("write", &path))?;
+        let rows = done.written.last().map_or(0, |(rows, _)| rows.end)..done.positions;
+        done.written.push((rows.clone(), plane.digest(&path, &rows)?));
         done.sequences = batch.end;
         peak.sample();
         // Rows that a crash leaves beyond these sums are written again.

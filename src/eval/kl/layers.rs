@@ -22,8 +22,8 @@ use crate::stats::{CONFIDENCE, clustered_mean};
 pub struct LayerKl {
     /// Layers done: 0 is the embedding alone.
     pub layer: usize,
-    /// Mean KL, nats per token.
-    pub mean_kl: f64,
+    /// Mean KL, nats per token; null if no position is finite.
+    pub mean_kl: Option<f64>,
     /// Its standard error, clustered by sequence.
     pub standard_error: Option<f64>,
     /// Positions whose logits are not finite on either side.
@@ -108,7 +108,7 @@ fn compare(
     let mean = clustered_mean(&clusters, CONFIDENCE);
     LayerKl {
         layer,
-        mean_kl: mean.as_ref().map_or(0.0, |mean| mean.mean),
+        mean_kl: mean.as_ref().map(|mean| mean.mean),
         standard_error: mean.as_ref().and_then(|mean| mean.standard_error),
         non_finite: kls.iter().filter(|kl| kl.is_nan()).count(),
     }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::Position;
-use crate::eval::dump::Dump;
+use crate::eval::dump::{Dump, Format};
 use crate::failure::Outcome;
 use crate::numeric::math::exp64;
 use crate::stats::{CONFIDENCE as LEVEL, Interval, Percentiles, clustered_mean};
@@ -12,31 +12,32 @@ use crate::text::Tokenizer;
 /// The numbers of a comparison; keys are part of the command-line contract.
 #[derive(Debug, Clone, Serialize)]
 pub struct Summary {
-    /// Mean over all positions, nats per token.
-    pub mean_kl: f64,
+    /// Mean over all positions, nats per token; null, as everything that needs one, without a finite position.
+    pub mean_kl: Option<f64>,
     /// Its standard error, clustered by document; null with one document.
     pub standard_error: Option<f64>,
     /// Its 95 % interval, Student's t over documents.
     pub ci95: Option<Interval>,
     /// Half of the positions are below.
-    pub median_kl: f64,
+    pub median_kl: Option<f64>,
     /// Nine in ten.
-    pub p90_kl: f64,
+    pub p90_kl: Option<f64>,
     /// Ninety-nine in a hundred.
-    pub p99_kl: f64,
+    pub p99_kl: Option<f64>,
     /// 999 in a thousand.
-    pub p999_kl: f64,
+    pub p999_kl: Option<f64>,
     /// The largest.
-    pub max_kl: f64,
+    pub max_kl: Option<f64>,
     /// Part of the positions where both have the same likeliest token.
-    pub top1_agreement: f64,
-    /// exp of the mean -ln p of the next token; null if no position has one that is known.
+    pub top1_agreement: Option<f64>,
+    /// exp of the mean -ln p of the next token. Where the dump does not hold every next token's probability: the one
+    /// that it recorded, else null.
     pub teacher_ppl: Option<f64>,
-    /// The same of the candidate, over the same positions.
+    /// The same of the candidate.
     pub candidate_ppl: Option<f64>,
     /// Positions with a KL.
     pub tokens: usize,
-    /// Positions of them whose next token both perplexities count.
+    /// Positions of them with a next token, which perplexities count.
     pub predicted: usize,
     /// Documents.
     pub documents: usize,
@@ -112,7 +113,7 @@ pub fn summarize(
     let mut clusters = vec![(0.0, 0); documents];
     let mut values: Vec<f32> = Vec::new();
     let (mut non_finite, mut agreeing) = (0, 0);
-    let (mut teacher_nll, mut candidate_nll, mut predicted) = (0.0, 0.0, 0);
+    let (mut teacher_nll, mut candidate_nll, mut known, mut predicted) = (0.0, 0.0, 0, 0);
     let mut places: Vec<(usize, usize)> = Vec::new();
     for (number, (positions, sequence)) in sequences.iter().zip(&dump.sequences).enumerate() {
         for (i, position) in positions.iter().enumerate() {
@@ -125,10 +126,14 @@ pub fn summarize(
             let cluster = &mut clusters[sequence.document];
             *cluster = (cluster.0 + f64::from(position.kl), cluster.1 + 1u64);
             agreeing += usize::from(position.teacher_top == position.candidate_top);
-            if !position.teacher_nll.is_nan() && !position.candidate_nll.is_nan() {
-                teacher_nll += f64::from(position.teacher_nll);
+            if !position.candidate_nll.is_nan() {
                 candidate_nll += f64::from(position.candidate_nll);
                 predicted += 1;
+                // Of the likeliest tokens alone, the next one need not be among them.
+                if !position.teacher_nll.is_nan() {
+                    teacher_nll += f64::from(position.teacher_nll);
+                    known += 1;
+                }
             }
         }
     }
@@ -157,19 +162,23 @@ pub fn summarize(
         .map(|i| in_context(dump, places[*i], position_of(places[*i]), at(places[*i]), tokenizer))
         .collect::<Outcome<_>>()?;
 
-    let parts = Percentiles::of(&values).unwrap_or(Percentiles { p50: 0.0, p90: 0.0, p99: 0.0, p999: 0.0 });
+    let parts = Percentiles::of(&values);
     let ppl = |nll: f64| (predicted > 0).then(|| exp64(nll / predicted as f64));
     Ok(Summary {
-        mean_kl: mean.as_ref().map_or(0.0, |mean| mean.mean),
+        mean_kl: mean.as_ref().map(|mean| mean.mean),
         standard_error: mean.as_ref().and_then(|mean| mean.standard_error),
         ci95: mean.as_ref().and_then(|mean| mean.interval),
-        median_kl: parts.p50,
-        p90_kl: parts.p90,
-        p99_kl: parts.p99,
-        p999_kl: parts.p999,
-        max_kl: values.iter().copied().fold(0.0, f32::max).into(),
-        top1_agreement: agreeing as f64 / (values.len().max(1)) as f64,
-        teacher_ppl: ppl(teacher_nll),
+        median_kl: parts.map(|parts| parts.p50),
+        p90_kl: parts.map(|parts| parts.p90),
+        p99_kl: parts.map(|parts| parts.p99),
+        p999_kl: parts.map(|parts| parts.p999),
+        max_kl: values.iter().copied().reduce(f32::max).map(f64::from),
+        top1_agreement: (!values.is_empty()).then(|| agreeing as f64 / values.len() as f64),
+        teacher_ppl: match dump.record.format {
+            _ if known == predicted => ppl(teacher_nll),
+            Format::TopK => dump.record.teacher_ppl,
+            _ => None,
+        },
         candidate_ppl: ppl(candidate_nll),
         tokens: values.len(),
         predicted,

@@ -24,7 +24,7 @@ pub struct KlGroup {
     pub noise_floor: Option<f64>,
     /// One for each model.
     pub entries: Vec<KlEntry>,
-    /// Each model against the one with the lowest divergence above the noise floor.
+    /// Each model that is not at the noise floor against the one of these with the lowest divergence.
     pub verdicts: Option<Verdicts>,
 }
 
@@ -41,6 +41,9 @@ pub struct KlEntry {
     pub mean: Option<f64>,
     /// Its 95 % interval.
     pub interval: Option<Interval>,
+    /// The mean is less than twice the noise floor: as far as this dump can tell, there is no difference. Such a
+    /// model is in no chart, where it would leave no room for the others.
+    pub at_floor: bool,
     /// No other model has as few bits per weight and as low a KL.
     pub on_bits_frontier: bool,
     /// No other model has as few bytes and as low a KL.
@@ -79,15 +82,7 @@ impl KlGroup {
             by_document.push(sums(&documents));
         }
         mark(&mut entries, models);
-        let baseline = baseline(&entries, noise_floor.unwrap_or(0.0));
-        let verdicts = baseline.map(|at| {
-            let runs: Vec<(usize, &[(String, DocumentKl)])> = entries
-                .iter()
-                .zip(&by_document)
-                .map(|(entry, sums)| (entry.model, sums.as_slice()))
-                .collect();
-            verdicts::kl(models, &runs, at)
-        });
+        let verdicts = compared(&entries, &by_document, models);
         let first = group[0].1;
         Ok(Self {
             letter,
@@ -112,6 +107,7 @@ impl KlEntry {
             run: run.id,
             mean: number(&summary, "mean_kl"),
             interval: interval(&summary, "ci95"),
+            at_floor: number(&summary, "mean_kl").is_some_and(|mean| mean <= 2.0 * floor),
             on_bits_frontier: false,
             on_bytes_frontier: false,
             layers: list(&summary, "layers").iter().filter_map(layer).collect(),
@@ -213,12 +209,17 @@ fn mark(entries: &mut [KlEntry], models: &[Model]) {
     }
 }
 
-/// The lowest divergence above the noise floor: the teacher itself is no rival.
-fn baseline(entries: &[KlEntry], floor: f64) -> Option<usize> {
-    if entries.len() < 2 {
-        return None;
-    }
-    let rivals =
-        entries.iter().enumerate().filter_map(|(i, entry)| Some((i, entry.mean.filter(|m| *m > floor)?)));
-    rivals.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(i, _)| i)
+/// Verdicts against the lowest divergence; the teacher itself, which is at the noise floor, is no rival.
+fn compared(
+    entries: &[KlEntry],
+    by_document: &[Vec<(String, DocumentKl)>],
+    models: &[Model],
+) -> Option<Verdicts> {
+    let rivals = entries.iter().zip(by_document).filter(|(entry, _)| !entry.at_floor);
+    let rivals: Vec<(f64, usize, &[(String, DocumentKl)])> =
+        rivals.filter_map(|(entry, sums)| Some((entry.mean?, entry.model, sums.as_slice()))).collect();
+    let lowest = (0..rivals.len()).min_by(|a, b| rivals[*a].0.total_cmp(&rivals[*b].0))?;
+    let runs: Vec<(usize, &[(String, DocumentKl)])> =
+        rivals.iter().map(|(_, model, sums)| (*model, *sums)).collect();
+    (runs.len() > 1).then(|| verdicts::kl(models, &runs, lowest))
 }

@@ -1,7 +1,7 @@
 //! What the page shows, as plain values.
 //!
 //! Results are put together only where they may be compared: a group is all finished runs of one instrument and version
-//! on the same subject (dump, suites, teacher) with the same settings, the latest of each model. Summaries may be of
+//! on the same subject (dump, suite, teacher) with the same settings, the latest of each model. Summaries may be of
 //! another version than this program's: a key that is missing is a number that does not exist.
 
 mod distribution;
@@ -86,12 +86,11 @@ pub fn collect(db: &Db) -> Result<Data, DbError> {
     for (i, group) in groups(&runs, "kl", &of).iter().enumerate() {
         kl.push(KlGroup::read(db, letter(i), group, &models)?);
     }
-    let mut tasks = Vec::new();
-    for group in &groups(&runs, "tasks", &of) {
-        tasks.extend(TaskGroup::read(db, group, &models)?);
-    }
     let stop = groups(&runs, "stop", &of).iter().map(StopGroup::new).collect();
     let shown = latest(&runs);
+    let measured = runs.iter().filter(|run| run.instrument == "tasks" && shown.contains(&run.id));
+    let measured: Vec<(usize, &Run)> = measured.map(|run| (of(run), run)).collect();
+    let tasks = TaskGroup::read(db, &measured, &models)?;
     let rows = runs.iter().map(|run| {
         let replaced = run.finished.is_some() && !shown.contains(&run.id);
         RunRow { run: run.clone(), model: of(run), replaced }

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::verdicts::{self, Verdicts};
-use super::{Group, Model, count, described, frontier, interval, list, number, text};
-use crate::eval::db::{Db, DbError, Item};
+use super::{Model, NAME, count, described, frontier, interval, list, number};
+use crate::digest::canonical_json;
+use crate::eval::db::{Db, DbError, Run};
+use crate::report::html::cut;
 use crate::stats::{CONFIDENCE, Interval, wilson};
 
 /// One suite in one frame, with the same settings.
@@ -47,44 +49,60 @@ pub struct TaskEntry {
     pub loops: Option<u64>,
     /// Ran to the most tokens.
     pub full: Option<u64>,
+    /// No answer was found in the text.
+    pub no_answer: Option<u64>,
     /// No other model has as few bits per weight and is right as often.
     pub on_frontier: bool,
 }
 
+type Answers = Vec<(String, bool)>;
+
 impl TaskGroup {
-    /// The suites and frames of runs that may be compared.
-    pub(super) fn read(db: &Db, group: &Group<'_>, models: &[Model]) -> Result<Vec<Self>, DbError> {
-        let mut suites: BTreeMap<(String, String), Vec<TaskEntry>> = BTreeMap::new();
-        let mut answers: BTreeMap<(usize, String, String), Vec<(String, bool)>> = BTreeMap::new();
-        for (model, run) in group {
+    /// The suites and frames of `runs`, each with the position of its model, the oldest first.
+    ///
+    /// A run may hold several suites, so what must agree is the suite's own: its digest and settings.
+    pub(super) fn read(db: &Db, runs: &[(usize, &Run)], models: &[Model]) -> Result<Vec<Self>, DbError> {
+        type Found = (TaskGroup, BTreeMap<usize, (TaskEntry, Answers)>);
+        let mut groups: BTreeMap<(String, String, Vec<u8>), Found> = BTreeMap::new();
+        for (model, run) in runs {
+            let items = db.items(run.id)?;
             for value in list(&run.summary, "results") {
-                let name = |key| text(value, key).unwrap_or_else(|| "(no name)".to_owned());
-                let entry = TaskEntry::new(*model, run.id, value);
-                suites.entry((name("suite"), name("frame"))).or_default().push(entry);
-            }
-            for Item { suite, frame, item, correct, .. } in db.items(run.id)? {
-                if let Some(correct) = correct {
-                    answers.entry((*model, suite, frame)).or_default().push((item, correct));
-                }
+                let name = |key| value.get(key).and_then(Value::as_str).unwrap_or("(no name)");
+                let (suite, frame) = (name("suite"), name("frame"));
+                let of_suite = |about: &&Value| about.get("suite").and_then(Value::as_str) == Some(suite);
+                let about = list(&run.subject, "suites").iter().find(of_suite);
+                let (subject, settings) = match about {
+                    Some(about) => (json!({ "suite": about.get("sha256") }), about.get("settings")),
+                    None => (run.subject.clone(), None),
+                };
+                let settings: Vec<&Value> = settings.into_iter().chain([&run.settings]).collect();
+                let own = items.iter().filter(|item| item.suite == suite && item.frame == frame);
+                let answers = own.filter_map(|item| Some((item.item.clone(), item.correct?))).collect();
+                let key = canonical_json(&(run.version, &subject, &settings));
+                let group = || Self {
+                    suite: cut(suite, NAME),
+                    frame: cut(frame, NAME),
+                    subject: described(&subject),
+                    settings: settings.iter().map(|value| described(value)).collect::<Vec<_>>().join(", "),
+                    entries: Vec::new(),
+                    verdicts: None,
+                };
+                let key = (suite.to_owned(), frame.to_owned(), key);
+                let (_, entries) = groups.entry(key).or_insert_with(|| (group(), BTreeMap::new()));
+                entries.insert(*model, (TaskEntry::new(*model, run.id, value), answers));
             }
         }
-        let first = group[0].1;
-        let group = |((suite, frame), mut entries): ((String, String), Vec<TaskEntry>)| {
-            mark(&mut entries, models);
-            let none: &[(String, bool)] = &[];
-            let runs: Vec<(usize, &[(String, bool)])> = entries
-                .iter()
-                .map(|entry| {
-                    let key = (entry.model, suite.clone(), frame.clone());
-                    (entry.model, answers.get(&key).map_or(none, Vec::as_slice))
-                })
-                .collect();
-            // Models are in the order of their bits per weight.
-            let verdicts = (runs.len() > 1).then(|| verdicts::items(models, &runs, 0));
-            let (subject, settings) = (described(&first.subject), described(&first.settings));
-            Self { suite, frame, subject, settings, entries, verdicts }
-        };
-        Ok(suites.into_iter().map(group).collect())
+        Ok(groups.into_values().map(|(group, entries)| group.with(entries, models)).collect())
+    }
+
+    fn with(mut self, entries: BTreeMap<usize, (TaskEntry, Answers)>, models: &[Model]) -> Self {
+        let runs: Vec<(usize, &[(String, bool)])> =
+            entries.iter().map(|(model, (_, answers))| (*model, answers.as_slice())).collect();
+        // Models are in the order of their bits per weight.
+        self.verdicts = (runs.len() > 1).then(|| verdicts::items(models, &runs, 0));
+        self.entries = entries.into_values().map(|(entry, _)| entry).collect();
+        mark(&mut self.entries, models);
+        self
     }
 }
 
@@ -107,6 +125,7 @@ impl TaskEntry {
             empty: of("empty"),
             loops: of("loops"),
             full: of("length"),
+            no_answer: of("no_answer"),
             on_frontier: false,
         }
     }

@@ -3,7 +3,7 @@
 use super::plot::{self, Curve, Dot, Size};
 use super::who;
 use crate::report::data::{Bucket, Data, EDGES, KlEntry, KlGroup, Verdicts, number};
-use crate::report::html::{Markup, Table, details, escape, paragraph};
+use crate::report::html::{Markup, Table, details, escape, paragraph, prose};
 use crate::report::number::{count, nats, nats_between, percent, size};
 use crate::report::svg::{Axis, Chart};
 
@@ -21,29 +21,42 @@ fn of_group(data: &Data, group: &KlGroup) -> String {
         escape(&group.subject),
         escape(&group.settings)
     );
-    let floor = match group.noise_floor {
-        Some(floor) => format!(
-            "The dump's noise floor is {} nats per token: below it a mean KL means nothing.",
-            nats(floor)
-        ),
+    let mut floor = match group.noise_floor {
+        Some(floor) if floor > 0.0 => {
+            format!(
+                "The dump's noise floor is {} nats per token: a mean KL below it means nothing.",
+                nats(floor)
+            )
+        }
+        Some(_) => "The dump's noise floor is 0.".to_owned(),
         None => "The runs do not agree on a noise floor.".to_owned(),
     };
+    let at_floor = names(data, group, &|entry| entry.at_floor);
+    if !at_floor.is_empty() {
+        floor.push_str(&format!(" At it, and so in the tables but in no chart: {at_floor}."));
+    }
     out.push_str(&paragraph("", &floor));
     out.push_str(&sizes(data, group));
     if let Some(verdicts) = &group.verdicts {
-        out.push_str(&verdicts_of(data, verdicts, "the lowest mean KL above the noise floor"));
+        out.push_str(&verdicts_of(data, verdicts, "the lowest mean KL of those not at the noise floor"));
     }
     out.push_str(&layers(data, group));
-    out.push_str(&buckets(data, group, "position", "by_position", "By position in the sequence"));
-    out.push_str(&buckets(data, group, "confidence", "by_confidence", "By the teacher's confidence"));
+    out.push_str(&by_place(data, group));
     out.push_str(&distribution(data, group));
     out.push_str(&worst(data, group));
     out
 }
 
+/// Numbers and names of the models that are `wanted`.
+fn names(data: &Data, group: &KlGroup, wanted: &dyn Fn(&KlEntry) -> bool) -> String {
+    let name =
+        |entry: &&KlEntry| format!("{} {}", data.models[entry.model].number, data.models[entry.model].label);
+    let wanted = group.entries.iter().filter(|entry| wanted(entry));
+    wanted.map(|entry| name(&entry)).collect::<Vec<_>>().join(", ")
+}
+
 fn sizes(data: &Data, group: &KlGroup) -> String {
-    let drawn: Vec<&KlEntry> =
-        group.entries.iter().filter(|e| e.mean.is_some_and(|mean| mean > 0.0)).collect();
+    let drawn: Vec<&KlEntry> = group.entries.iter().filter(|e| !e.at_floor && e.mean.is_some()).collect();
     let dots = |on: &dyn Fn(&KlEntry) -> bool| -> Vec<Dot<'_>> {
         let dot = |entry: &&KlEntry| Dot {
             model: &data.models[entry.model],
@@ -68,7 +81,8 @@ fn sizes(data: &Data, group: &KlGroup) -> String {
     let level = floor.map(|floor| (floor, "noise floor"));
     let id = |what: &str| format!("kl-{}-{what}", group.letter);
     let mut out = "<h4>Size and divergence</h4>\n".to_owned();
-    if !drawn.is_empty() {
+    // One point shows nothing that its row does not.
+    if drawn.len() > 1 {
         let bits = dots(&|entry| entry.on_bits_frontier);
         let bytes = dots(&|entry| entry.on_bytes_frontier);
         out.push_str(&plot::row(&[
@@ -93,18 +107,6 @@ fn sizes(data: &Data, group: &KlGroup) -> String {
         ]));
         out.push_str(&plot::scatter_legend());
     }
-    let absent: Vec<String> = group
-        .entries
-        .iter()
-        .filter(|entry| entry.mean.is_some_and(|mean| mean <= 0.0))
-        .map(|entry| format!("{} {}", data.models[entry.model].number, data.models[entry.model].label))
-        .collect();
-    if !absent.is_empty() {
-        out.push_str(&paragraph(
-            "note",
-            &format!("Not drawn, since a log axis has no 0: {}.", absent.join(", ")),
-        ));
-    }
     out.push_str(&table(data, group));
     out
 }
@@ -118,7 +120,7 @@ fn table(data: &Data, group: &KlGroup) -> String {
             ("size", true),
             ("mean KL", true),
             ("95 % interval", true),
-            ("frontier", false),
+            ("on the frontier of", false),
             ("top-1 agrees", true),
             ("perplexity", true),
             ("teacher's", true),
@@ -133,10 +135,10 @@ fn table(data: &Data, group: &KlGroup) -> String {
         let whole = |key: &str| Markup::or_none(crate::report::data::count(&entry.summary, key).map(count));
         let ppl = |key: &str| Markup::or_none(of(key).map(|ppl| format!("{ppl:.4}")));
         let frontier = match (entry.on_bits_frontier, entry.on_bytes_frontier) {
-            (true, true) => "bits and size",
+            (true, true) => "both",
             (true, false) => "bits",
             (false, true) => "size",
-            (false, false) => "no",
+            (false, false) => "neither",
         };
         table.row([
             who(model),
@@ -167,13 +169,16 @@ pub fn verdicts_of(data: &Data, verdicts: &Verdicts, why: &str) -> String {
                 Table::new(intro, &[("model", false), ("verdict", false), ("with its numbers", false)]);
             for arm in arms {
                 let word = format!("<span class=\"word {0}\">{0}</span>", arm.word);
-                let long = format!("<span class=\"long\">{}</span>", escape(&arm.conclusion));
+                let long = format!("<span class=\"long\">{}</span>", prose(&arm.conclusion));
                 table.row([who(&data.models[arm.model]), Markup::raw(word), Markup::raw(long)]);
             }
             table.render()
         }
     }
 }
+
+/// More layers than any model has: a bound on what a strange summary can ask for.
+const MOST_LAYERS: u64 = 2000;
 
 fn layers(data: &Data, group: &KlGroup) -> String {
     let measured: Vec<&KlEntry> = group.entries.iter().filter(|entry| !entry.layers.is_empty()).collect();
@@ -193,8 +198,10 @@ fn layers(data: &Data, group: &KlGroup) -> String {
             })
             .collect(),
     };
-    let curves: Vec<Curve<'_>> = measured.iter().map(curve).collect();
-    let x = Axis::linear("layers done", curves.iter().flat_map(|curve| curve.points.iter().map(|p| p.0)));
+    let drawn: Vec<&KlEntry> = measured.iter().copied().filter(|entry| !entry.at_floor).collect();
+    let curves: Vec<Curve<'_>> = drawn.iter().map(curve).collect();
+    let deepest = measured.iter().flat_map(|entry| entry.layers.iter().map(|l| l.layer)).max().unwrap_or(0);
+    let x = Axis::places("layers done", (0..=deepest.min(MOST_LAYERS)).map(|layer| layer.to_string()));
     out.push_str(&plot::curves(
         &format!("kl-{}-layers", group.letter),
         "Mean KL after each layer, with one standard error",
@@ -203,7 +210,7 @@ fn layers(data: &Data, group: &KlGroup) -> String {
         "mean KL, nats per token",
         &curves,
     ));
-    out.push_str(&plot::curve_legend(measured.iter().map(|entry| (entry.model, &data.models[entry.model]))));
+    out.push_str(&plot::curve_legend(drawn.iter().map(|entry| (entry.model, &data.models[entry.model]))));
     let mut table = Table::new("Mean KL after each layer ± one standard error", &[("layers done", true)]);
     measured.iter().for_each(|entry| table.column(who(&data.models[entry.model]), true));
     let mut all: Vec<u64> = measured.iter().flat_map(|entry| entry.layers.iter().map(|l| l.layer)).collect();
@@ -231,47 +238,83 @@ fn range(key: &str, from: f64, to: f64) -> String {
     }
 }
 
-fn buckets(data: &Data, group: &KlGroup, short: &str, key: &str, title: &str) -> String {
-    let of: Vec<(&KlEntry, Vec<Bucket>)> = group
-        .entries
-        .iter()
-        .map(|entry| (entry, entry.buckets(key)))
-        .filter(|(_, b)| !b.is_empty())
-        .collect();
-    let mut out = format!("<h4>{}</h4>\n", escape(title));
-    if of.is_empty() {
-        return out + &paragraph("note", "These runs hold no such numbers.");
+/// A way to sort positions: key of the summary, part of ids, words for an axis and for a sentence.
+struct Kind {
+    key: &'static str,
+    id: &'static str,
+    axis: &'static str,
+    by: &'static str,
+}
+
+const KINDS: [Kind; 2] = [
+    Kind {
+        key: "by_position",
+        id: "position",
+        axis: "position in the sequence, from",
+        by: "position in the sequence",
+    },
+    Kind {
+        key: "by_confidence",
+        id: "confidence",
+        axis: "probability of the teacher's likeliest token, from",
+        by: "the teacher's confidence",
+    },
+];
+
+/// Entries that have buckets, with these.
+type Buckets<'a> = [(&'a KlEntry, Vec<Bucket>)];
+
+fn by_place(data: &Data, group: &KlGroup) -> String {
+    let mut out = "<h4>By position, and by the teacher's confidence</h4>\n".to_owned();
+    let (mut figures, mut tables) = (Vec::new(), String::new());
+    for kind in &KINDS {
+        let of = |entry| (entry, KlEntry::buckets(entry, kind.key));
+        let of: Vec<(&KlEntry, Vec<Bucket>)> =
+            group.entries.iter().map(of).filter(|(_, buckets)| !buckets.is_empty()).collect();
+        if of.is_empty() {
+            tables.push_str(&paragraph("note", &format!("These runs have no KL by {}.", kind.by)));
+            continue;
+        }
+        let mut ranges: Vec<(f64, f64)> =
+            of.iter().flat_map(|(_, b)| b.iter().map(|b| (b.from, b.to))).collect();
+        ranges.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        ranges.dedup();
+        if of.iter().any(|(entry, _)| !entry.at_floor) {
+            figures.push(curves_of(data, group, kind, &of, &ranges));
+        }
+        tables.push_str(&table_of(data, kind, &of, &ranges));
     }
-    let mut ranges: Vec<(f64, f64)> = of.iter().flat_map(|(_, b)| b.iter().map(|b| (b.from, b.to))).collect();
-    ranges.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
-    ranges.dedup();
+    if !figures.is_empty() {
+        out.push_str(&plot::row(&figures));
+        let drawn = group.entries.iter().filter(|entry| !entry.at_floor);
+        out.push_str(&plot::curve_legend(drawn.map(|entry| (entry.model, &data.models[entry.model]))));
+    }
+    out + &tables
+}
+
+fn curves_of(data: &Data, group: &KlGroup, kind: &Kind, of: &Buckets<'_>, ranges: &[(f64, f64)]) -> String {
     let place = |bucket: &Bucket| ranges.iter().position(|range| *range == (bucket.from, bucket.to));
     let curve = |(entry, buckets): &(&KlEntry, Vec<Bucket>)| Curve {
         model: entry.model,
         of: &data.models[entry.model],
         points: buckets.iter().filter_map(|b| Some((place(b)? as f64, b.mean, None))).collect(),
     };
-    let curves: Vec<Curve<'_>> = of.iter().map(curve).collect();
-    let name = match key {
-        "by_position" => "position in the sequence",
-        _ => "probability of the teacher's likeliest token",
-    };
-    let x = Axis::places(name, ranges.iter().map(|(from, to)| range(key, *from, *to)));
-    out.push_str(&plot::curves(
-        &format!("kl-{}-{short}", group.letter),
-        &format!("Mean KL, {}", title.to_lowercase()),
+    let drawn = of.iter().filter(|(entry, _)| !entry.at_floor);
+    plot::curves(
+        &format!("kl-{}-{}", group.letter, kind.id),
+        &format!("Mean KL by {}", kind.by),
         "One line a model. The table that follows has the numbers.",
-        x,
+        Axis::places(kind.axis, ranges.iter().map(|(from, _)| from.to_string())),
         "mean KL, nats per token",
-        &curves,
-    ));
-    out.push_str(&plot::curve_legend(of.iter().map(|(entry, _)| (entry.model, &data.models[entry.model]))));
-    let mut table = Table::new(
-        format!("Mean KL, and its part of the whole, {}", title.to_lowercase()),
-        &[(name, false), ("positions", true)],
-    );
+        &drawn.map(curve).collect::<Vec<_>>(),
+    )
+}
+
+fn table_of(data: &Data, kind: &Kind, of: &Buckets<'_>, ranges: &[(f64, f64)]) -> String {
+    let caption = format!("Mean KL by {}, and part of the whole KL", kind.by);
+    let mut table = Table::new(caption, &[(kind.by, false), ("positions", true)]);
     of.iter().for_each(|(entry, _)| table.column(who(&data.models[entry.model]), true));
-    for (from, to) in &ranges {
+    for (from, to) in ranges {
         let find = |buckets: &[Bucket]| buckets.iter().find(|b| (b.from, b.to) == (*from, *to)).copied();
         let positions = of.iter().filter_map(|(_, buckets)| find(buckets)).map(|b| b.tokens).max();
         let cell = |(_, buckets): &(&KlEntry, Vec<Bucket>)| {
@@ -280,10 +323,10 @@ fn buckets(data: &Data, group: &KlGroup, short: &str, key: &str, title: &str) ->
                 None => nats(b.mean),
             }))
         };
-        let start = [range(key, *from, *to).into(), Markup::or_none(positions.map(count))];
+        let start = [range(kind.key, *from, *to).into(), Markup::or_none(positions.map(count))];
         table.row(start.into_iter().chain(of.iter().map(cell)));
     }
-    out + &details(format!("{title} as a table"), &table.render())
+    details(format!("KL by {} as a table", kind.by), &table.render())
 }
 
 fn distribution(data: &Data, group: &KlGroup) -> String {
@@ -297,6 +340,7 @@ fn distribution(data: &Data, group: &KlGroup) -> String {
         "Damage sits in the tail: two models of the same mean can differ tenfold in their worst hundredth. Positions of \
          exactly 0 and positions below the noise floor have no bar; the table counts them.",
     ));
+    let drawn: Vec<&KlEntry> = held.iter().copied().filter(|entry| !entry.at_floor).collect();
     let filled = |bin: &usize| held.iter().any(|entry| entry.distribution.bins[*bin] > 0);
     let bins = EDGES.len() - 1;
     if let (Some(first), Some(last)) = ((0..bins).find(filled), (0..bins).rfind(filled)) {
@@ -305,8 +349,8 @@ fn distribution(data: &Data, group: &KlGroup) -> String {
         let share = |entry: &KlEntry, bin: usize| {
             100.0 * entry.distribution.bins[bin] as f64 / entry.distribution.positions as f64
         };
-        let most = held.iter().flat_map(|e| (first..=last).map(|bin| share(e, bin))).fold(0.0, f64::max);
-        let figures: Vec<String> = held
+        let most = drawn.iter().flat_map(|e| (first..=last).map(|bin| share(e, bin))).fold(0.0, f64::max);
+        let figures: Vec<String> = drawn
             .iter()
             .map(|entry| {
                 let model = &data.models[entry.model];
@@ -317,7 +361,7 @@ fn distribution(data: &Data, group: &KlGroup) -> String {
                     &format!("Distribution of KL over positions: {title}"),
                     "Bars: percent of positions in each quarter of a decade. Tables below have quantiles and counts.",
                     x,
-                    Axis::even("% of positions", 0.0, most),
+                    Axis::even("% of positions", 0.0, most.max(1.0)),
                     180.0,
                 );
                 for bin in (first..=last).filter(|bin| entry.distribution.bins[*bin] > 0) {

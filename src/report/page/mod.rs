@@ -8,7 +8,8 @@ mod stop;
 mod tasks;
 
 use super::data::{Data, Model, number};
-use super::html::{Markup, Table, escape, paragraph};
+use super::html::{Markup, Table, cut, escape, paragraph};
+
 use super::number::{nats, nats_between, percent, size};
 use super::svg::COLOURS;
 
@@ -107,8 +108,6 @@ fn models(data: &Data) -> String {
         "All models, the most bits per weight first",
         &[
             ("model", false),
-            ("digest", false),
-            ("kind", false),
             ("bits per weight", true),
             ("size", true),
             ("mean KL, nats", true),
@@ -120,7 +119,14 @@ fn models(data: &Data) -> String {
     );
     for (i, model) in data.models.iter().enumerate() {
         let identity = &model.identity;
-        let link = format!("<a href=\"#m{}\">{}</a>", model.number, who(model).as_str());
+        let name = format!(
+            "<span class=\"no\">{0}</span> <a href=\"#m{0}\">{1}</a><br/>\
+             <span class=\"ci\">{2} <code>{3}</code></span>",
+            model.number,
+            escape(&model.label),
+            escape(&cut(&identity.kind, 40)),
+            identity.digest.short()
+        );
         let of_kl = |cell: &dyn Fn(&super::data::KlEntry) -> Option<String>| {
             let groups = data.kl.iter().filter_map(|group| {
                 let entry = group.entries.iter().find(|entry| entry.model == i)?;
@@ -133,9 +139,7 @@ fn models(data: &Data) -> String {
             lines(groups.collect())
         };
         table.row([
-            Markup::raw(link),
-            Markup::raw(format!("<code>{}</code>", identity.digest.short())),
-            identity.kind.as_str().into(),
+            Markup::raw(name),
             format!("{:.3}", identity.bits_per_weight).into(),
             size(identity.bytes).into(),
             of_kl(&|entry| {

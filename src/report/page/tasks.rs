@@ -63,7 +63,8 @@ fn of_group(data: &Data, group: &TaskGroup, number: usize) -> String {
             ("95 % interval", true),
             ("empty", true),
             ("loops", true),
-            ("ran to the end", true),
+            ("ran to the most tokens", true),
+            ("no answer", true),
             ("on the frontier", false),
         ],
     );
@@ -80,6 +81,7 @@ fn of_group(data: &Data, group: &TaskGroup, number: usize) -> String {
             whole(entry.empty),
             whole(entry.loops),
             whole(entry.full),
+            whole(entry.no_answer),
             if entry.on_frontier { "yes".into() } else { "no".into() },
         ]);
     }

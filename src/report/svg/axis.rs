@@ -57,7 +57,7 @@ fn ends(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
 }
 
 impl Axis {
-    /// Even steps of 1, 2 or 5 · 10^k around `values`, with some room; never below 0 if no value is.
+    /// Even steps of 1, 2 or 5 · 10^k inside the range of `values` and some room; never below 0 if no value is.
     pub fn linear(title: &str, values: impl Iterator<Item = f64>) -> Self {
         let (least, most) = ends(values).unwrap_or((0.0, 1.0));
         let room = match most - least {
@@ -66,7 +66,10 @@ impl Axis {
             _ => 0.1 * most.abs(),
         };
         let low = if least >= 0.0 { (least - room).max(0.0) } else { least - room };
-        Self::even(title, low, most + room)
+        let high = most + room;
+        let mut axis = Self::even(title, low, high);
+        axis.ticks.retain(|tick| (low..=high).contains(&tick.at));
+        Self { low, high, ..axis }
     }
 
     /// From `low` to `high`, extended to whole steps.
@@ -156,10 +159,20 @@ mod tests {
     }
 
     #[test]
+    fn a_linear_axis_ends_with_its_values_and_a_little_room() {
+        let axis = Axis::linear("", [4.0, 16.5].into_iter());
+        assert_eq!((axis.low, axis.high), (3.5, 17.0));
+        assert_eq!(labels(&axis), ["5", "10", "15"]);
+        assert_eq!((axis.place(4.0), axis.place(17.0)), (0.5 / 13.5, 1.0));
+    }
+
+    #[test]
     fn one_value_or_none_still_has_an_axis() {
         for values in [vec![], vec![4.25], vec![0.0], vec![f64::NAN]] {
             let axis = Axis::linear("", values.iter().copied());
             assert!(axis.low < axis.high && axis.ticks.len() >= 2 && axis.low >= 0.0, "{axis:?}");
+            let inside = |tick: &Tick| (axis.low..=axis.high).contains(&tick.at);
+            assert!(axis.ticks.iter().all(inside), "{axis:?}");
             let axis = Axis::log("", values.iter().copied());
             assert!(axis.low < axis.high && axis.ticks.len() >= 2 && axis.low > 0.0, "{axis:?}");
         }
