@@ -63,8 +63,8 @@ def question(row):
 
 def mmlu(archive, folder):
     subjects = sorted({name.removeprefix(MMLU).split("/")[0] for name in archive.namelist() if name.startswith(MMLU)})
-    out = folder / "mmlu/test_mc_5shot.jsonl"
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = folder / "mmlu_test_5shot.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
     lines = []
     for subject in subjects:
         head = f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}.\n\n"

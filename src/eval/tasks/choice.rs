@@ -8,15 +8,15 @@
 //! | `per_token` | argmax ln p(c) / n(c) |
 //! | `per_byte` | argmax ln p(c) / b(c) |
 //!
-//! A suite's own metric is `sum` if all its choices are single tokens (then `per_token` is the same), else `per_byte`,
-//! which does not depend on the tokenizer. All three are kept. Of equals the first is chosen, and the tie is noted.
+//! A suite's own metric is `sum` if all choices of the items that are taken are single tokens (then `per_token` is the
+//! same), else `per_byte`, which does not depend on the tokenizer. All three are kept. Of equals the first is chosen, and the tie is noted.
 
 use serde::{Deserialize, Serialize};
 
 use super::prompt::{Context, Prompt, share};
 use super::score::{Ask, scores};
 use super::suite::ChoiceItem;
-use super::{Detail, Ended, Frame, Run, TaskError};
+use super::{Detail, Ended, Frame, Run};
 use crate::failure::Outcome;
 
 /// How choices are compared.
@@ -137,10 +137,10 @@ impl Encoded {
 }
 
 fn encode(run: &Run<'_>, items: &[ChoiceItem]) -> Outcome<Vec<Encoded>> {
-    let (mut encoded, mut all) = (Vec::with_capacity(items.len()), Vec::new());
-    for item in items {
+    let fit = run.fit;
+    let made = fit.each(items, |item| {
         let contexts: Vec<Context<'_>> =
-            item.prompts.iter().map(|text| Context::new(run.tokenizer, text)).collect::<Result<_, _>>()?;
+            item.prompts.iter().map(|text| Context::new(fit.tokenizer, text)).collect::<Result<_, _>>()?;
         let mut out = Encoded {
             id: item.id.clone(),
             prompts: Vec::new(),
@@ -151,34 +151,29 @@ fn encode(run: &Run<'_>, items: &[ChoiceItem]) -> Outcome<Vec<Encoded>> {
         };
         for (choice, text) in item.choices.iter().enumerate() {
             let context = &contexts[if contexts.len() == 1 { 0 } else { choice }];
-            let next = context.followed_by(text)?;
-            if next.tokens.is_empty() {
-                let (suite, item) = (run.suite.name.clone(), item.id.clone());
-                return Err(TaskError::NoContinuation { suite, item, choice }.into());
-            }
-            // The last token of a continuation is never read.
-            run.check_length(&item.id, &context.tokens, next.tokens.len() - 1)?;
+            let next = fit.follow(&item.id, choice, context, text)?;
             out.retokenized += usize::from(next.retokenized);
             out.bytes.push(next.bytes);
             out.continuations.push(next.tokens);
         }
-        all.extend(contexts.into_iter().map(|context| context.tokens));
-        encoded.push(out);
-    }
-    let mut prompts = share(all).into_iter();
+        Ok((out, contexts.into_iter().map(|context| context.tokens).collect::<Vec<_>>()))
+    })?;
+    let (mut encoded, prompts): (Vec<Encoded>, Vec<Vec<Vec<u32>>>) = made.into_iter().unzip();
+    let mut prompts = share(prompts.concat()).into_iter();
     for (out, item) in encoded.iter_mut().zip(items) {
         out.prompts = prompts.by_ref().take(item.prompts.len()).collect();
     }
+    encoded.truncate(run.limit());
     Ok(encoded)
 }
 
 /// Scores the items that are not done.
 pub(super) fn run(run: &mut Run<'_>, items: &[ChoiceItem]) -> Outcome<Ended> {
-    let encoded = encode(run, items)?;
+    let encoded = encode(run, run.taken(items))?;
     let single = encoded.iter().flat_map(|item| &item.continuations).all(|tokens| tokens.len() == 1);
     let metric = if single { Metric::Sum } else { Metric::PerByte };
     let pending: Vec<&Encoded> =
-        encoded.iter().take(run.limit()).filter(|item| !run.is_done(Frame::Choice, &item.id)).collect();
+        encoded.iter().filter(|item| !run.is_done(Frame::Choice, &item.id)).collect();
     for group in pending.chunks(run.settings.batch) {
         if run.stopped() {
             return Ok(Ended::Stopped);

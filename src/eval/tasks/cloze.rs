@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::prompt::{Context, Continuation, Prompt, share};
 use super::score::{Ask, Score, scores};
 use super::suite::ClozeItem;
-use super::{Detail, Ended, Frame, Run, TaskError};
+use super::{Detail, Ended, Frame, Run};
 use crate::failure::Outcome;
 
 /// How likely the gold continuation is.
@@ -41,18 +41,13 @@ impl GoldDetail {
 
 /// Scores the items that are not done.
 pub(super) fn run(run: &mut Run<'_>, items: &[ClozeItem]) -> Outcome<Ended> {
-    let (mut golds, mut tokens) = (Vec::new(), Vec::new());
-    for item in items {
-        let context = Context::new(run.tokenizer, &item.prompt)?;
-        let gold = context.followed_by(&item.gold)?;
-        if gold.tokens.is_empty() {
-            let (suite, item) = (run.suite.name.clone(), item.id.clone());
-            return Err(TaskError::NoContinuation { suite, item, choice: 0 }.into());
-        }
-        run.check_length(&item.id, &context.tokens, gold.tokens.len() - 1)?;
-        tokens.push(context.tokens);
-        golds.push(gold);
-    }
+    let (fit, items) = (run.fit, run.taken(items));
+    let made = fit.each(items, |item| {
+        let context = Context::new(fit.tokenizer, &item.prompt)?;
+        let gold = fit.follow(&item.id, 0, &context, &item.gold)?;
+        Ok((gold, context.tokens))
+    })?;
+    let (golds, tokens): (Vec<Continuation>, Vec<Vec<u32>>) = made.into_iter().unzip();
     let prompts = share(tokens);
     let pending: Vec<usize> =
         (0..items.len().min(run.limit())).filter(|i| !run.is_done(Frame::Raw, &items[*i].id)).collect();

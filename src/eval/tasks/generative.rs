@@ -23,7 +23,7 @@ use super::cloze::GoldDetail;
 use super::prompt::{Context, Continuation, Prompt, share};
 use super::score::{Ask, scores};
 use super::suite::GenerativeItem;
-use super::{DATE, Detail, Ended, Frame, Run, TaskError};
+use super::{DATE, Detail, Ended, Frame, Run, no_frame};
 use crate::failure::Outcome;
 use crate::generate::Finish;
 use crate::runtime::{Part, State, Want};
@@ -82,23 +82,19 @@ struct Encoded<'a> {
 }
 
 fn raw<'a>(run: &Run<'_>, items: &'a [GenerativeItem]) -> Outcome<Vec<Encoded<'a>>> {
-    let (mut prompts, mut golds) = (Vec::new(), Vec::new());
-    for item in items {
-        let text = item.raw_prompt.as_deref().ok_or_else(|| run.no_frame(Frame::Raw))?;
-        let prompt = run.tokenizer.encode(text, true)?;
+    let fit = run.fit;
+    let made = fit.each(items, |item| {
+        let text = item.raw_prompt.as_deref().ok_or_else(|| no_frame(fit.suite, Frame::Raw))?;
+        let prompt = fit.tokenizer.encode(text, true)?;
+        fit.check_length(&item.id, &prompt, 0)?;
         // Reading the suite has refused a gold after a prompt that ends in white space, so both have these tokens.
         let gold = match &item.gold {
-            Some(gold) => Some(Context::new(run.tokenizer, text)?.followed_by(gold)?),
+            Some(gold) => Some(fit.follow(&item.id, 0, &Context::new(fit.tokenizer, text)?, gold)?),
             None => None,
         };
-        if gold.as_ref().is_some_and(|gold| gold.tokens.is_empty()) {
-            let (suite, item) = (run.suite.name.clone(), item.id.clone());
-            return Err(TaskError::NoContinuation { suite, item, choice: 0 }.into());
-        }
-        run.check_length(&item.id, &prompt, gold.as_ref().map_or(0, |gold| gold.tokens.len() - 1))?;
-        prompts.push(prompt);
-        golds.push(gold);
-    }
+        Ok((prompt, gold))
+    })?;
+    let (prompts, golds): (Vec<_>, Vec<_>) = made.into_iter().unzip();
     let encoded = items.iter().zip(share(prompts)).zip(golds);
     let with_stops = |((item, prompt), gold): ((&'a GenerativeItem, _), _)| {
         let stops = item.stop.iter().map(String::as_str).chain([BLANK_LINE]).collect();
@@ -108,20 +104,20 @@ fn raw<'a>(run: &Run<'_>, items: &'a [GenerativeItem]) -> Outcome<Vec<Encoded<'a
 }
 
 fn chat<'a>(run: &Run<'_>, items: &'a [GenerativeItem]) -> Outcome<Vec<Encoded<'a>>> {
+    let (fit, no_thinking) = (run.fit, run.settings.no_thinking);
     let template = ChatTemplate::open(run.dir).map_err(|error| run.no_template(error))?;
-    let mut prompts = Vec::new();
-    for item in items {
-        let question = item.question.as_deref().ok_or_else(|| run.no_frame(Frame::Chat))?;
+    let prompts = fit.each(items, |item| {
+        let question = item.question.as_deref().ok_or_else(|| no_frame(fit.suite, Frame::Chat))?;
         let mut conversation = Conversation::new(vec![Conversation::message("user", question)]);
         // A template that prints the date must not make tomorrow's prompt another one.
         conversation.now = Moment::since_epoch(DATE);
-        if run.settings.no_thinking {
+        if no_thinking {
             conversation.set("enable_thinking", Json::from(false))?;
         }
-        let prompt = run.tokenizer.encode(&template.render(&conversation)?, false)?;
-        run.check_length(&item.id, &prompt, 0)?;
-        prompts.push(prompt);
-    }
+        let prompt = fit.tokenizer.encode(&template.render(&conversation)?, false)?;
+        fit.check_length(&item.id, &prompt, 0)?;
+        Ok(prompt)
+    })?;
     let encoded = items.iter().zip(share(prompts));
     Ok(encoded.map(|(item, prompt)| Encoded { item, prompt, stops: Vec::new(), gold: None }).collect())
 }
@@ -195,6 +191,7 @@ impl Lane<'_> {
 /// Runs the items that are not done, frame by frame.
 pub(super) fn run(run: &mut Run<'_>, items: &[GenerativeItem], frames: &[Frame]) -> Outcome<Ended> {
     // Everything is checked before the first token is computed.
+    let items = run.taken(items);
     let mut work = Vec::new();
     for &frame in frames {
         let encoded = if frame == Frame::Chat { chat(run, items)? } else { raw(run, items)? };

@@ -11,8 +11,8 @@
 //! | [`summary`] | counts over results |
 //!
 //! Every item gives one [`ItemResult`], which the caller keeps; a later run with what is kept computes only the rest.
-//! A result depends on model, suite and [`Settings::identity`] alone: not on batches, limits, threads, instruction set
-//! or where a run was broken off.
+//! A result depends on model, suite and [`Settings::identity`] alone: not on batches, threads, instruction set or where
+//! a run was broken off; nor on a limit, but for the metric that decides about choices ([`choice`]).
 
 pub mod answer;
 pub mod choice;
@@ -41,7 +41,7 @@ pub use summary::{Summary, summaries};
 use crate::failure::Outcome;
 use crate::runtime::{Model, RuntimeError};
 use crate::text::{TextError, Tokenizer};
-use prompt::Reader;
+use prompt::{Context, Continuation, Reader};
 
 /// Changes whenever the same model and suite would give other results.
 pub const VERSION: u32 = 1;
@@ -179,7 +179,7 @@ pub struct Listeners<'a> {
 
 /// Runs the items of a suite that are not in `done`.
 ///
-/// The whole suite is encoded and checked first, so that a wrong item costs seconds, not hours.
+/// All items are encoded and checked first, so that a wrong one costs seconds, not hours.
 ///
 /// # Errors
 /// [`TaskError`] for a suite that does not fit the model; errors of tokenizer, template and runtime; those of the sink.
@@ -196,6 +196,7 @@ pub fn run<'a>(
     let known =
         |frame: Frame| ids.iter().take(limit).filter(|id| done.contains(&(frame, (**id).to_owned()))).count();
     let mut run = Run {
+        fit: Fit { model: subject.model, tokenizer: subject.tokenizer, suite },
         model: subject.model,
         tokenizer: subject.tokenizer,
         dir: subject.dir,
@@ -243,8 +244,67 @@ fn no_frame(suite: &Suite, frame: Frame) -> TaskError {
     TaskError::NoFrame { suite: suite.name.clone(), frame, key }
 }
 
+/// What items are encoded for.
+#[derive(Clone, Copy)]
+struct Fit<'a> {
+    model: &'a Model,
+    tokenizer: &'a Tokenizer,
+    suite: &'a Suite,
+}
+
+impl Fit<'_> {
+    /// Refuses a prompt that the model cannot read with `more` tokens after it.
+    fn check_length(&self, item: &str, prompt: &[u32], more: usize) -> Outcome<()> {
+        let long = |tokens, context| TaskError::LongItem {
+            suite: self.suite.name.clone(),
+            item: item.to_owned(),
+            tokens,
+            context,
+        };
+        match (self.model.check_prompt(prompt), self.model.config().context) {
+            (Err(RuntimeError::ContextFull { tokens, context }), _) => {
+                Err(long(tokens + more, context).into())
+            }
+            (Err(error), _) => Err(error.into()),
+            (Ok(()), Some(context)) if prompt.len() + more > context => {
+                Err(long(prompt.len() + more, context).into())
+            }
+            (Ok(()), _) => Ok(()),
+        }
+    }
+
+    /// The tokens of a continuation that has some, and that the model can read after the prompt.
+    fn follow(&self, item: &str, choice: usize, context: &Context<'_>, text: &str) -> Outcome<Continuation> {
+        let next = context.followed_by(text)?;
+        let Some(more) = next.tokens.len().checked_sub(1) else {
+            let (suite, item) = (self.suite.name.clone(), item.to_owned());
+            return Err(TaskError::NoContinuation { suite, item, choice }.into());
+        };
+        // The last token of a continuation is never read.
+        self.check_length(item, &context.tokens, more)?;
+        Ok(next)
+    }
+
+    /// What `make` makes of every item, on all threads.
+    fn each<'i, T: Sync, R: Send>(
+        &self,
+        items: &'i [T],
+        make: impl Fn(&'i T) -> Outcome<R> + Sync,
+    ) -> Outcome<Vec<R>> {
+        const TOGETHER: usize = 8;
+        let mut made: Vec<Option<Outcome<R>>> = items.iter().map(|_| None).collect();
+        self.model.cpu().threads.chunks(&mut made, TOGETHER, &|part, made| {
+            for (made, item) in made.iter_mut().zip(&items[part * TOGETHER..]) {
+                *made = Some(make(item));
+            }
+        });
+        made.into_iter().map(|made| made.expect("every part is worked on")).collect()
+    }
+}
+
 /// A run under way.
 struct Run<'a> {
+    fit: Fit<'a>,
     model: &'a Model,
     tokenizer: &'a Tokenizer,
     dir: &'a Path,
@@ -263,6 +323,11 @@ impl Run<'_> {
         self.settings.limit.unwrap_or(usize::MAX)
     }
 
+    /// The items to encode: those within the limit, and the next one, which says where the last prompt is cut.
+    fn taken<'i, T>(&self, items: &'i [T]) -> &'i [T] {
+        &items[..items.len().min(self.limit().saturating_add(1))]
+    }
+
     fn is_done(&self, frame: Frame, id: &str) -> bool {
         self.done.contains(&(frame, id.to_owned()))
     }
@@ -271,36 +336,12 @@ impl Run<'_> {
         self.listeners.stop.load(Ordering::Relaxed)
     }
 
-    fn no_frame(&self, frame: Frame) -> TaskError {
-        no_frame(self.suite, frame)
-    }
-
     fn no_template(&self, error: TextError) -> Box<dyn crate::failure::Failure> {
         match error {
             source @ TextError::NoTemplate { .. } => {
                 TaskError::NoTemplate { suite: self.suite.name.clone(), source: Box::new(source) }.into()
             }
             other => other.into(),
-        }
-    }
-
-    /// Refuses a prompt that the model cannot read with `more` tokens after it.
-    fn check_length(&self, item: &str, prompt: &[u32], more: usize) -> Outcome<()> {
-        let long = |tokens, context| TaskError::LongItem {
-            suite: self.suite.name.clone(),
-            item: item.to_owned(),
-            tokens,
-            context,
-        };
-        match (self.model.check_prompt(prompt), self.model.config().context) {
-            (Err(RuntimeError::ContextFull { tokens, context }), _) => {
-                Err(long(tokens + more, context).into())
-            }
-            (Err(error), _) => Err(error.into()),
-            (Ok(()), Some(context)) if prompt.len() + more > context => {
-                Err(long(prompt.len() + more, context).into())
-            }
-            (Ok(()), _) => Ok(()),
         }
     }
 
