@@ -114,8 +114,8 @@ def compare(name, bits, found, positions, rows):
     agree = float(np.concatenate([row[3] for row in rows]).mean())
     if abs(found["top1_agreement"] - agree) > 2 / count:
         complaints.append(f"top-1 agreement {found['top1_agreement']}, numpy {agree}")
-    # An error of the logits moves a KL by about sqrt(2 KL) times itself, and two programs in float32 differ by some 1e-4.
-    off = np.abs(positions - kl) / (1e-6 + 1e-3 * np.sqrt(kl))
+    # An error of the logits moves a KL by about sqrt(2 KL) times itself, and two programs in float32 differ by up to 1e-3.
+    off = np.abs(positions - kl) / (5e-6 + 2e-3 * np.sqrt(kl))
     if off.max() > 1:
         at = int(off.argmax())
         complaints.append(f"position {at}: KL {positions[at]}, numpy {kl[at]}")
