@@ -259,7 +259,7 @@ fn every_model_is_in_every_table_that_it_belongs_to() {
         body.matches("<tr>").count()
     };
     assert_eq!(rows("<caption>All models"), models.len());
-    let first = text_between(&html, "<span class=\"group\">A</span> dump", "<h3>");
+    let first = text_between(&html, "<h3><span class=\"group\">A</span> dump", "<h3>");
     for table in ["<caption>Mean KL(teacher", "<caption>Quantiles"] {
         let body = text_between(first, table, "</table>");
         for number in 1..=models.len() {
