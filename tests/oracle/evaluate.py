@@ -133,7 +133,7 @@ def check(args, name, source, bits, work):
     (work / "recipe.toml").write_text(RECIPE.format(bits=bits))
     artifact, dump, db = work / "artifact", work / "dump", work / "eval.db"
     run(args.tqc, "build", work / "recipe.toml", "--source", source, "-o", artifact)
-    run(args.tqc, "eval", "dump", source, "--text", text, "-o", dump, "--context", CONTEXT)
+    run(args.tqc, "eval", "dump", source, "--text", text, "-o", dump, "--context", CONTEXT, "--dtype", "f32")
     found = json.loads(run(args.tqc, "eval", "kl", "--teacher", dump, artifact, "--db", db, "--json"))
     table = list(csv.DictReader(io.StringIO(run(args.tqc, "eval", "list", "--db", db, "--run", 1, "--export", "csv"))))
     positions = np.array([float(row["kl"]) for row in table])
