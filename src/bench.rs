@@ -8,6 +8,7 @@
 pub mod linear;
 pub mod memory;
 pub mod model;
+pub mod rotate;
 
 use std::time::Instant;
 

@@ -188,3 +188,31 @@ impl<const R: usize> From<[u64; R]> for Shape {
 
 /// The full name of a stored tensor, such as `model.layers.0.mlp.up_proj.weight`.
 pub type TensorName = String;
+
+/// The names and shapes that a reader expects.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
+pub enum Layout {
+    /// As `transformers` reads and publishes them.
+    #[serde(rename = "huggingface")]
+    HuggingFace,
+    /// As mlx-lm writes them, and this program's artifacts of codes.
+    #[default]
+    #[serde(rename = "mlx")]
+    Mlx,
+}
+
+impl Layout {
+    /// Both, as recipes spell them.
+    pub const NAMES: [(&'static str, Layout); 2] =
+        [("mlx", Layout::Mlx), ("huggingface", Layout::HuggingFace)];
+
+    /// For people.
+    pub fn title(self) -> &'static str {
+        match self {
+            Layout::HuggingFace => "Hugging Face",
+            Layout::Mlx => "MLX",
+        }
+    }
+}

@@ -46,6 +46,10 @@ pub enum ArchError {
     Side { folder: &'static str, problem: Box<ArchError> },
     #[error("the checkpoint mixes layouts: {found}")]
     MixedLayout { found: String },
+    #[error("a `{model_type}` model cannot change its basis: {reason}")]
+    Inexact { model_type: String, reason: &'static str },
+    #[error("the checkpoint is in MLX's layout, which cannot be written back in the Hugging Face layout")]
+    NoWayBack,
     #[error("and {count} more")]
     More { count: usize },
 }
@@ -89,6 +93,10 @@ impl Failure for ArchError {
                 "take `config.json` from the repository that the weights came from".to_owned()
             }
             ArchError::Side { problem, .. } => return problem.help(),
+            ArchError::Inexact { .. } => "leave `[transform]` out".to_owned(),
+            ArchError::NoWayBack => {
+                "build from the original Hugging Face checkpoint, or leave `output.layout` out".to_owned()
+            }
             ArchError::More { .. } => return None,
             ArchError::MixedLayout { .. } => {
                 "use a checkpoint that is wholly in the Hugging Face layout or wholly in MLX's".to_owned()
@@ -138,6 +146,15 @@ impl Config {
         let (mut root, sha256) = Self::object(dir)?;
         let packing = Packing::take(&mut root)?;
         Ok((Self { sha256, ..Self::new(root)? }, packing))
+    }
+
+    /// [`Config::read_packed`] of a parsed config.
+    ///
+    /// # Errors
+    /// As [`Config::read_packed`].
+    pub fn packed(mut root: Map<String, Value>) -> Result<(Self, Packing), ArchError> {
+        let packing = Packing::take(&mut root)?;
+        Ok((Self::new(root)?, packing))
     }
 
     /// Takes a parsed config.

@@ -8,9 +8,9 @@
 use serde_json::{Map, Value};
 
 use super::decoder::{self, AttentionConfig, DecoderConfig, MixerKind, MlpConfig};
-use super::{Arch, ArchError, Config, Drop, Keys, Model, Role, Slots};
+use super::{Arch, ArchError, Config, Drop, Keys, Model, Part, Role, Seat, Slots, Stand};
 use crate::failure::Problems;
-use crate::tensor::{Dtype, Shape};
+use crate::tensor::{Dtype, Layout, Shape};
 
 /// Which parts of the skeleton a family has.
 pub struct Dense {
@@ -63,6 +63,9 @@ pub static QWEN3: Dense = Dense {
     window: Windowing::Upper,
 };
 
+/// Path of the final norm.
+const FINAL_NORM: &str = "model.norm";
+
 /// Scaling kinds that stock mlx-lm computes.
 const ROPE_TYPES: &[&str] = &["default", "linear", "dynamic", "llama3", "yarn", "longrope", "su", "mrope"];
 
@@ -75,6 +78,7 @@ impl Arch for Dense {
         &self,
         config: &Config,
         probe: &dyn Fn(&str) -> Option<(Dtype, Shape)>,
+        target: Layout,
     ) -> Result<Model, Problems<ArchError>> {
         let keys = config.flat();
         let mut problems = Vec::new();
@@ -107,36 +111,51 @@ impl Arch for Dense {
         let mlp_bias = self.mlp_bias_key && keys.flag_or("mlp_bias", false, p);
 
         let mut slots = Slots::new();
-        let mut linear = |module: &str, role, bias: bool, out: u64, input: u64| {
-            slots.one(format!("{module}.weight"), module, "weight", role, [out, input]);
+        let mut linear = |module: &str, role, bias: bool, out: u64, input: u64, seat: Seat| {
+            slots.one(format!("{module}.weight"), module, "weight", role, [out, input], seat.clone());
             if bias {
-                slots.one(format!("{module}.bias"), module, "bias", Role::Bias, [out]);
+                // A bias shares its layer's output, not its input.
+                let seat = match seat.stream {
+                    Stand::Writes => Seat::writes(),
+                    _ => Seat { stream: Stand::Apart, ..seat },
+                };
+                slots.one(format!("{module}.bias"), module, "bias", Role::Bias, [out], seat);
             }
         };
-        linear("model.embed_tokens", Role::Embedding, false, vocab, hidden);
+        let points = Seat { stream: Stand::Points, part: None };
+        linear("model.embed_tokens", Role::Embedding, false, vocab, hidden, points);
         if !tied {
-            linear("lm_head", Role::Head, false, vocab, hidden);
+            linear("lm_head", Role::Head, false, vocab, hidden, Seat::reads(FINAL_NORM));
         }
         for i in 0..layers {
             let at = format!("model.layers.{i}");
-            linear(&format!("{at}.self_attn.q_proj"), Role::Linear, qkv_bias, heads * head_dim, hidden);
-            linear(&format!("{at}.self_attn.k_proj"), Role::Linear, qkv_bias, kv_heads * head_dim, hidden);
-            linear(&format!("{at}.self_attn.v_proj"), Role::Linear, qkv_bias, kv_heads * head_dim, hidden);
-            linear(&format!("{at}.self_attn.o_proj"), Role::Linear, o_bias, hidden, heads * head_dim);
-            linear(&format!("{at}.mlp.gate_proj"), Role::Linear, mlp_bias, intermediate, hidden);
-            linear(&format!("{at}.mlp.up_proj"), Role::Linear, mlp_bias, intermediate, hidden);
-            linear(&format!("{at}.mlp.down_proj"), Role::Linear, mlp_bias, hidden, intermediate);
+            let attended = Seat::reads(&format!("{at}.input_layernorm"));
+            let mut attention = |name: &str, bias, out, input, seat: Seat| {
+                linear(&format!("{at}.self_attn.{name}"), Role::Linear, bias, out, input, seat);
+            };
+            let (q_width, kv_width) = (heads * head_dim, kv_heads * head_dim);
+            attention("q_proj", qkv_bias, q_width, hidden, attended.clone().part(Part::Query));
+            attention("k_proj", qkv_bias, kv_width, hidden, attended.clone().part(Part::Key));
+            attention("v_proj", qkv_bias, kv_width, hidden, attended.part(Part::Value));
+            attention("o_proj", o_bias, hidden, q_width, Seat::writes().part(Part::Attended));
+            let read = Seat::reads(&format!("{at}.post_attention_layernorm"));
+            let mut mlp = |name: &str, out, input, seat: Seat| {
+                linear(&format!("{at}.mlp.{name}"), Role::Linear, mlp_bias, out, input, seat);
+            };
+            mlp("gate_proj", intermediate, hidden, read.clone().part(Part::Gate));
+            mlp("up_proj", intermediate, hidden, read.part(Part::Up));
+            mlp("down_proj", hidden, intermediate, Seat::writes().part(Part::Down));
         }
-        let mut norm = |module: String, width| {
-            slots.one(format!("{module}.weight"), &module, "weight", Role::Norm, [width])
+        let mut norm = |module: String, width, seat| {
+            slots.one(format!("{module}.weight"), &module, "weight", Role::Norm, [width], seat)
         };
-        norm("model.norm".to_owned(), hidden);
+        norm(FINAL_NORM.to_owned(), hidden, Seat::gain());
         for i in 0..layers {
-            norm(format!("model.layers.{i}.input_layernorm"), hidden);
-            norm(format!("model.layers.{i}.post_attention_layernorm"), hidden);
+            norm(format!("model.layers.{i}.input_layernorm"), hidden, Seat::gain());
+            norm(format!("model.layers.{i}.post_attention_layernorm"), hidden, Seat::gain());
             if self.qk_norm {
-                norm(format!("model.layers.{i}.self_attn.q_norm"), head_dim);
-                norm(format!("model.layers.{i}.self_attn.k_norm"), head_dim);
+                norm(format!("model.layers.{i}.self_attn.q_norm"), head_dim, Part::QueryGain.into());
+                norm(format!("model.layers.{i}.self_attn.k_norm"), head_dim, Part::KeyGain.into());
             }
         }
         let mut drops = vec![Drop {
@@ -151,7 +170,13 @@ impl Arch for Dense {
             problems,
             Model {
                 model_type: config.model_type().map_err(Problems::from)?.to_owned(),
-                layout: "Hugging Face",
+                // Both layouts have the same names and shapes.
+                layout: Layout::HuggingFace,
+                target,
+                zero_centred: false,
+                hidden,
+                final_norm: FINAL_NORM.to_owned(),
+                head: "lm_head".to_owned(),
                 slots: slots.list,
                 drops,
                 float: config.model_float(embedding),

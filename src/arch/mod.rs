@@ -13,6 +13,7 @@ mod dense;
 mod packing;
 mod qwen3_5;
 pub mod registry;
+mod seat;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,10 +21,11 @@ use std::sync::Arc;
 pub use config::{ArchError, Config, Keys};
 pub use decoder::DecoderConfig;
 pub use packing::Packing;
+pub use seat::{Part, Seat, Stand};
 
 use crate::checkpoint::REPORTED;
 use crate::failure::Problems;
-use crate::tensor::{Dtype, Float, Shape, TensorName};
+use crate::tensor::{Dtype, Float, Layout, Shape, TensorName};
 use crate::transform::{RowSelect, Transform};
 
 /// What a module is for; decides its default codec.
@@ -122,7 +124,8 @@ impl Folder {
 /// One parameter of the artifact and where it comes from.
 #[derive(Debug, Clone)]
 pub struct Output {
-    /// Path in MLX's model tree, without the parameter's name: what rules match and `config.json` names.
+    /// Path in the model tree of the layout that is written, without the parameter's name: what rules match and
+    /// `config.json` names.
     pub module: String,
     /// `weight`, `bias`, or a bare parameter's own name (`A_log`).
     pub parameter: &'static str,
@@ -136,6 +139,8 @@ pub struct Output {
     pub transforms: Vec<Arc<dyn Transform>>,
     /// Which files it goes to.
     pub folder: Folder,
+    /// Where it stands to the bases that may be changed.
+    pub seat: Seat,
 }
 
 impl Output {
@@ -185,8 +190,18 @@ pub struct Drop {
 pub struct Model {
     /// `model_type` of the source's config.
     pub model_type: String,
-    /// For people: `Hugging Face` or `MLX` layout.
-    pub layout: &'static str,
+    /// The source's layout.
+    pub layout: Layout,
+    /// The layout that outputs are named and shaped in.
+    pub target: Layout,
+    /// Whether the source stores w for a norm's gain 1 + w.
+    pub zero_centred: bool,
+    /// Width of the residual stream.
+    pub hidden: u64,
+    /// Path of the final norm, in the target's tree.
+    pub final_norm: String,
+    /// Path of the output head, in the target's tree, whether it is tied or not.
+    pub head: String,
     /// Every tensor.
     pub slots: Vec<Slot>,
     /// Tensors that may be dropped.
@@ -213,8 +228,8 @@ pub trait Arch: Sync {
     /// The `model_type` values it answers to.
     fn model_types(&self) -> &'static [&'static str];
 
-    /// States the tensors that this config calls for. `probe` gives the dtype and shape of a source tensor
-    /// by name, for telling layouts apart.
+    /// States the tensors that this config calls for, to be written in the layout `target`. `probe` gives the dtype
+    /// and shape of a source tensor by name, for telling layouts apart.
     ///
     /// # Errors
     /// [`ArchError`]s for every config value that is missing or that this family does not know.
@@ -222,6 +237,7 @@ pub trait Arch: Sync {
         &self,
         config: &Config,
         probe: &dyn Fn(&str) -> Option<(Dtype, Shape)>,
+        target: Layout,
     ) -> Result<Model, Problems<ArchError>>;
 
     /// What a checkpoint of this config computes.
@@ -238,12 +254,16 @@ pub trait Arch: Sync {
         Ok(Vec::new())
     }
 
-    /// The artifact's `config.json` before `quantization` is added: what stock mlx-lm reads,
-    /// with every key written out whose default differs between readers.
+    /// The artifact's `config.json` before `quantization` is added: what stock readers of the target's layout
+    /// read, with every key written out whose default differs between them.
     fn output_config(&self, config: &Config, model: &Model) -> serde_json::Map<String, serde_json::Value>;
 
     /// The `config.json` of the `mtp/` folder, if the family has a draft head.
-    fn draft_config(&self, _config: &Config) -> Option<serde_json::Map<String, serde_json::Value>> {
+    fn draft_config(
+        &self,
+        _config: &Config,
+        _model: &Model,
+    ) -> Option<serde_json::Map<String, serde_json::Value>> {
         None
     }
 }
@@ -262,6 +282,23 @@ pub struct Found<'a> {
 }
 
 impl Model {
+    /// Gives a tied model an output head of its own: a second copy of the embedding.
+    ///
+    /// # Panics
+    /// If it has no embedding, which every family has.
+    pub fn untie(&mut self) {
+        let outputs = self.slots.iter_mut().map(|slot| &mut slot.outputs);
+        let mut embedding = outputs.filter(|outputs| outputs[0].seat.stream == Stand::Points);
+        let outputs = embedding.next().expect("a decoder has an input embedding");
+        outputs.push(Output {
+            module: self.head.clone(),
+            role: Role::Head,
+            seat: Seat::reads(&self.final_norm),
+            ..outputs[0].clone()
+        });
+        self.tied = false;
+    }
+
     /// Holds the statement against the checkpoint's tensors; `keep` says which unknown ones the recipe keeps.
     ///
     /// The result has one fate for each tensor in `found`, in the same order.
@@ -348,6 +385,7 @@ impl Output {
             select: RowSelect::all(shape.rows()),
             transforms: Vec::new(),
             folder: Folder::Kept,
+            seat: Seat::default(),
         }
     }
 }
@@ -370,8 +408,9 @@ impl Slots {
         parameter: &'static str,
         role: Role,
         shape: impl Into<Shape>,
+        seat: Seat,
     ) {
-        self.with(source, module, parameter, role, shape, Vec::new(), Folder::Main);
+        self.with(source, module, parameter, role, shape, Vec::new(), Folder::Main, seat);
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -384,6 +423,7 @@ impl Slots {
         shape: impl Into<Shape>,
         transforms: Vec<Arc<dyn Transform>>,
         folder: Folder,
+        seat: Seat,
     ) {
         let shape = shape.into();
         self.list.push(Slot {
@@ -397,6 +437,7 @@ impl Slots {
                 shape,
                 transforms,
                 folder,
+                seat,
             }],
         });
     }

@@ -16,9 +16,11 @@ use serde_json::{Map, Value};
 
 use super::decoder::{self, AttentionConfig, DecoderConfig, DeltaNetConfig, MixerKind, MlpConfig};
 use super::dense::{check_rope, tied_head};
-use super::{Arch, ArchError, Config, Drop, Folder, Keys, Model, Output, Role, Slot, Slots};
+use super::{
+    Arch, ArchError, Config, Drop, Folder, Keys, Model, Output, Part, Role, Seat, Slot, Slots, Stand,
+};
 use crate::failure::Problems;
-use crate::tensor::{Dtype, Shape};
+use crate::tensor::{Dtype, Layout, Shape};
 use crate::transform::{ChannelsLast, GainOffset, RowSelect, Transform};
 
 /// The family, dense or with experts.
@@ -42,12 +44,6 @@ const ROTARY_PART: f64 = 0.25;
 const LARGEST_STATE: u64 = 1 << 26;
 /// What readers assume when `mtp_num_hidden_layers` is absent.
 const DEFAULT_DRAFT_LAYERS: u64 = 1;
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Layout {
-    HuggingFace,
-    Mlx,
-}
 
 /// Sizes that several tensors share.
 struct Dims {
@@ -140,7 +136,11 @@ fn draft_layers(keys: Keys<'_>, p: &mut Vec<ArchError>) -> u64 {
 /// One group of tensors under construction: trunk or draft head.
 struct Writer<'a> {
     slots: &'a mut Slots,
+    /// The source's layout.
     layout: Layout,
+    target: Layout,
+    /// Part of the draft head.
+    draft: bool,
     folder: Folder,
     /// Source and output prefixes, without the final dot.
     from: String,
@@ -155,11 +155,12 @@ impl Writer<'_> {
         role: Role,
         shape: impl Into<Shape>,
         steps: Vec<Arc<dyn Transform>>,
+        seat: Seat,
     ) {
-        let role = match (self.folder, role) {
-            (Folder::Main | Folder::Kept, role) => role,
-            (Folder::Mtp, role) if role.quantizable() => Role::DraftLinear,
-            (Folder::Mtp, _) => Role::Draft,
+        let role = match role {
+            role if !self.draft => role,
+            role if role.quantizable() => Role::DraftLinear,
+            _ => Role::Draft,
         };
         let below = |root: &str| match (root, name) {
             ("", name) => name.to_owned(),
@@ -167,126 +168,150 @@ impl Writer<'_> {
             (root, name) => format!("{root}.{name}"),
         };
         let (module, source) = (below(&self.to), format!("{}.{parameter}", below(&self.from)));
-        self.slots.with(source, &module, parameter, role, shape, steps, self.folder);
+        self.slots.with(source, &module, parameter, role, shape, steps, self.folder, seat);
     }
 
-    fn linear(&mut self, name: &str, out: u64, input: u64) {
-        self.put(name, "weight", Role::Linear, [out, input], Vec::new());
+    fn linear(&mut self, name: &str, out: u64, input: u64, seat: Seat) {
+        self.put(name, "weight", Role::Linear, [out, input], Vec::new(), seat);
+    }
+
+    /// Reads what the norm `norm` below this group gives.
+    fn reads(&self, norm: &str) -> Seat {
+        Seat::reads(&format!("{}.{norm}", self.to))
     }
 
     fn draft_head(&mut self, layers: u64, d: &Dims) {
-        self.linear("fc", d.hidden, 2 * d.hidden);
+        let path = |norm: &str| format!("{}.{norm}", self.to);
+        let (embedding, hidden) = (path("pre_fc_norm_embedding"), path("pre_fc_norm_hidden"));
+        let joins = Seat { stream: Stand::Joins { embedding, hidden }, part: None };
+        self.linear("fc", d.hidden, 2 * d.hidden, joins);
         for name in ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"] {
-            self.norm(name, d.hidden);
+            self.norm(name, d.hidden, Seat::gain());
         }
         for i in 0..layers {
             let at = format!("layers.{i}");
-            self.norm(&format!("{at}.input_layernorm"), d.hidden);
-            self.norm(&format!("{at}.post_attention_layernorm"), d.hidden);
+            self.norm(&format!("{at}.input_layernorm"), d.hidden, Seat::gain());
+            self.norm(&format!("{at}.post_attention_layernorm"), d.hidden, Seat::gain());
             self.attention(&at, d);
             self.mlp(&at, d);
         }
     }
 
     /// A norm that is zero-centred in the Hugging Face layout.
-    fn norm(&mut self, name: &str, width: u64) {
-        let steps: Vec<Arc<dyn Transform>> = match self.layout {
-            Layout::HuggingFace => vec![Arc::new(GainOffset)],
-            Layout::Mlx => Vec::new(),
+    fn norm(&mut self, name: &str, width: u64, seat: Seat) {
+        let steps: Vec<Arc<dyn Transform>> = match (self.layout, self.target) {
+            (Layout::HuggingFace, Layout::Mlx) => vec![Arc::new(GainOffset)],
+            _ => Vec::new(),
         };
-        self.put(name, "weight", Role::Norm, [width], steps);
+        self.put(name, "weight", Role::Norm, [width], steps, seat);
     }
 
     fn attention(&mut self, at: &str, d: &Dims) {
-        self.linear(&format!("{at}.self_attn.q_proj"), d.q_heads * 2 * d.head_dim, d.hidden);
-        self.linear(&format!("{at}.self_attn.k_proj"), d.kv_heads * d.head_dim, d.hidden);
-        self.linear(&format!("{at}.self_attn.v_proj"), d.kv_heads * d.head_dim, d.hidden);
-        self.linear(&format!("{at}.self_attn.o_proj"), d.hidden, d.q_heads * d.head_dim);
-        self.norm(&format!("{at}.self_attn.q_norm"), d.head_dim);
-        self.norm(&format!("{at}.self_attn.k_norm"), d.head_dim);
+        let reads = self.reads(&format!("{at}.input_layernorm"));
+        let at = format!("{at}.self_attn");
+        let (q_width, kv_width) = (d.q_heads * d.head_dim, d.kv_heads * d.head_dim);
+        self.linear(&format!("{at}.q_proj"), 2 * q_width, d.hidden, reads.clone().part(Part::Query));
+        self.linear(&format!("{at}.k_proj"), kv_width, d.hidden, reads.clone().part(Part::Key));
+        self.linear(&format!("{at}.v_proj"), kv_width, d.hidden, reads.part(Part::Value));
+        self.linear(&format!("{at}.o_proj"), d.hidden, q_width, Seat::writes().part(Part::Attended));
+        self.norm(&format!("{at}.q_norm"), d.head_dim, Part::QueryGain.into());
+        self.norm(&format!("{at}.k_norm"), d.head_dim, Part::KeyGain.into());
     }
 
     fn delta_net(&mut self, at: &str, d: &Dims) {
+        let reads = self.reads(&format!("{at}.input_layernorm"));
         let at = format!("{at}.linear_attn");
         let channels = 2 * d.key_heads * d.key_dim + d.value_heads * d.value_dim;
         let value_width = d.value_heads * d.value_dim;
-        self.linear(&format!("{at}.in_proj_qkv"), channels, d.hidden);
-        self.linear(&format!("{at}.in_proj_z"), value_width, d.hidden);
+        self.linear(&format!("{at}.in_proj_qkv"), channels, d.hidden, reads.clone());
+        self.linear(&format!("{at}.in_proj_z"), value_width, d.hidden, reads.clone());
         for name in ["in_proj_b", "in_proj_a"] {
-            self.put(&format!("{at}.{name}"), "weight", Role::Decay, [d.value_heads, d.hidden], Vec::new());
+            let (name, shape) = (format!("{at}.{name}"), [d.value_heads, d.hidden]);
+            self.put(&name, "weight", Role::Decay, shape, Vec::new(), reads.clone());
         }
-        self.linear(&format!("{at}.out_proj"), d.hidden, value_width);
+        self.linear(&format!("{at}.out_proj"), d.hidden, value_width, Seat::writes());
         self.conv(&format!("{at}.conv1d"), channels, d.kernel);
-        self.put(&at, "A_log", Role::State, [d.value_heads], Vec::new());
-        self.put(&at, "dt_bias", Role::State, [d.value_heads], Vec::new());
-        self.put(&format!("{at}.norm"), "weight", Role::Norm, [d.value_dim], Vec::new());
+        self.put(&at, "A_log", Role::State, [d.value_heads], Vec::new(), Seat::default());
+        self.put(&at, "dt_bias", Role::State, [d.value_heads], Vec::new(), Seat::default());
+        self.put(&format!("{at}.norm"), "weight", Role::Norm, [d.value_dim], Vec::new(), Seat::default());
     }
 
     /// `[C, 1, K]` to `[C, K, 1]`: the same bytes under another shape.
     fn conv(&mut self, name: &str, channels: u64, kernel: u64) {
-        self.put(name, "weight", Role::Conv, [channels, kernel, 1], Vec::new());
-        if self.layout == Layout::HuggingFace {
-            let slot = self.slots.list.last_mut().expect("just put");
-            slot.shape = Shape::from([channels, 1, kernel]);
-            let output = &mut slot.outputs[0];
-            output.select = RowSelect::all(output.shape.rows());
-        }
+        let shape = |layout| match layout {
+            Layout::HuggingFace => [channels, 1, kernel],
+            Layout::Mlx => [channels, kernel, 1],
+        };
+        self.put(name, "weight", Role::Conv, shape(self.target), Vec::new(), Seat::default());
+        self.slots.list.last_mut().expect("just put").shape = Shape::from(shape(self.layout));
     }
 
     fn mlp(&mut self, at: &str, d: &Dims) {
+        let reads = self.reads(&format!("{at}.post_attention_layernorm"));
         let at = format!("{at}.mlp");
+        let dense = |writer: &mut Self, at: &str, width| {
+            writer.linear(&format!("{at}.gate_proj"), width, d.hidden, reads.clone().part(Part::Gate));
+            writer.linear(&format!("{at}.up_proj"), width, d.hidden, reads.clone().part(Part::Up));
+            writer.linear(&format!("{at}.down_proj"), d.hidden, width, Seat::writes().part(Part::Down));
+        };
         if d.experts == 0 {
-            self.linear(&format!("{at}.gate_proj"), d.intermediate, d.hidden);
-            self.linear(&format!("{at}.up_proj"), d.intermediate, d.hidden);
-            self.linear(&format!("{at}.down_proj"), d.hidden, d.intermediate);
-            return;
+            return dense(self, &at, d.intermediate);
         }
-        self.put(&format!("{at}.gate"), "weight", Role::Router, [d.experts, d.hidden], Vec::new());
-        self.experts(&at, d);
-        self.linear(&format!("{at}.shared_expert.gate_proj"), d.shared_intermediate, d.hidden);
-        self.linear(&format!("{at}.shared_expert.up_proj"), d.shared_intermediate, d.hidden);
-        self.linear(&format!("{at}.shared_expert.down_proj"), d.hidden, d.shared_intermediate);
-        self.put(&format!("{at}.shared_expert_gate"), "weight", Role::Router, [1, d.hidden], Vec::new());
+        let router = |writer: &mut Self, name: &str, rows| {
+            let name = format!("{at}.{name}");
+            writer.put(&name, "weight", Role::Router, [rows, d.hidden], Vec::new(), reads.clone());
+        };
+        router(self, "gate", d.experts);
+        self.experts(&at, d, &reads);
+        dense(self, &format!("{at}.shared_expert"), d.shared_intermediate);
+        router(self, "shared_expert_gate", 1);
     }
 
-    fn experts(&mut self, at: &str, d: &Dims) {
+    fn experts(&mut self, at: &str, d: &Dims, reads: &Seat) {
         let (e, i, h) = (d.experts, d.intermediate, d.hidden);
         if self.layout == Layout::Mlx {
-            for (name, out, input) in [("gate_proj", i, h), ("up_proj", i, h), ("down_proj", h, i)] {
-                self.put(
-                    &format!("{at}.switch_mlp.{name}"),
-                    "weight",
-                    Role::Experts,
-                    [e, out, input],
-                    Vec::new(),
-                );
+            for (name, out, input, seat) in [
+                ("gate_proj", i, h, reads.clone()),
+                ("up_proj", i, h, reads.clone()),
+                ("down_proj", h, i, Seat::writes()),
+            ] {
+                let name = format!("{at}.switch_mlp.{name}");
+                self.put(&name, "weight", Role::Experts, [e, out, input], Vec::new(), seat);
             }
             return;
         }
-        let role = if self.folder == Folder::Mtp { Role::DraftLinear } else { Role::Experts };
-        let output = |name: &str, shape: Shape, select| Output {
-            module: format!("{}.{at}.switch_mlp.{name}", self.to),
-            parameter: "weight",
+        let role = if self.draft { Role::DraftLinear } else { Role::Experts };
+        let output = |parameter, name: &str, shape: Shape, select, seat| Output {
+            module: format!("{}.{at}.{name}", self.to),
+            parameter,
             role,
             shape,
             select,
             transforms: Vec::new(),
             folder: self.folder,
+            seat,
         };
-        let half = |start| RowSelect { period: 2 * i, start, len: i };
-        let gate_up = Slot {
-            source: format!("{}.{at}.experts.gate_up_proj", self.from),
-            shape: Shape::from([e, 2 * i, h]),
-            outputs: vec![
-                output("gate_proj", Shape::from([e, i, h]), half(0)),
-                output("up_proj", Shape::from([e, i, h]), half(i)),
-            ],
+        let (gate_up, down) = (Shape::from([e, 2 * i, h]), Shape::from([e, h, i]));
+        let half = |name: &str, start| {
+            let select = RowSelect { period: 2 * i, start, len: i };
+            output("weight", &format!("switch_mlp.{name}"), Shape::from([e, i, h]), select, reads.clone())
         };
-        let down = Slot {
-            source: format!("{}.{at}.experts.down_proj", self.from),
-            shape: Shape::from([e, h, i]),
-            outputs: vec![output("down_proj", Shape::from([e, h, i]), RowSelect::all(e * h))],
+        let whole = |parameter, name: &str, shape: &Shape, seat| {
+            output(parameter, name, shape.clone(), RowSelect::all(shape.rows()), seat)
         };
+        let (of_gate_up, of_down) = match self.target {
+            Layout::Mlx => (
+                vec![half("gate_proj", 0), half("up_proj", i)],
+                whole("weight", "switch_mlp.down_proj", &down, Seat::writes()),
+            ),
+            Layout::HuggingFace => (
+                vec![whole("", "experts.gate_up_proj", &gate_up, reads.clone())],
+                whole("", "experts.down_proj", &down, Seat::writes()),
+            ),
+        };
+        let source = |name: &str| format!("{}.{at}.experts.{name}", self.from);
+        let gate_up = Slot { source: source("gate_up_proj"), shape: gate_up, outputs: of_gate_up };
+        let down = Slot { source: source("down_proj"), shape: down, outputs: vec![of_down] };
         self.slots.list.extend([gate_up, down]);
     }
 }
@@ -300,6 +325,7 @@ impl Arch for Qwen35 {
         &self,
         config: &Config,
         probe: &dyn Fn(&str) -> Option<(Dtype, Shape)>,
+        target: Layout,
     ) -> Result<Model, Problems<ArchError>> {
         let mut problems = Vec::new();
         let p = &mut problems;
@@ -362,20 +388,32 @@ impl Arch for Qwen35 {
             });
         }
 
+        if (layout, target) == (Layout::Mlx, Layout::HuggingFace) {
+            p.push(ArchError::NoWayBack);
+        }
+        let (to, to_head) = match target {
+            Layout::Mlx => ("language_model.model", "language_model.lm_head"),
+            Layout::HuggingFace => (from, head),
+        };
+        let final_norm = format!("{to}.norm");
+
         let mut slots = Slots::new();
         let mut trunk = Writer {
             slots: &mut slots,
             layout,
+            target,
+            draft: false,
             folder: Folder::Main,
             from: from.to_owned(),
-            to: "language_model.model".to_owned(),
+            to: to.to_owned(),
         };
-        trunk.put("embed_tokens", "weight", Role::Embedding, [d.vocab, d.hidden], Vec::new());
-        trunk.norm("norm", d.hidden);
+        let points = Seat { stream: Stand::Points, part: None };
+        trunk.put("embed_tokens", "weight", Role::Embedding, [d.vocab, d.hidden], Vec::new(), points);
+        trunk.norm("norm", d.hidden, Seat::gain());
         for i in 0..d.layers {
             let at = format!("layers.{i}");
-            trunk.norm(&format!("{at}.input_layernorm"), d.hidden);
-            trunk.norm(&format!("{at}.post_attention_layernorm"), d.hidden);
+            trunk.norm(&format!("{at}.input_layernorm"), d.hidden, Seat::gain());
+            trunk.norm(&format!("{at}.post_attention_layernorm"), d.hidden, Seat::gain());
             if d.full_attention(i) {
                 trunk.attention(&at, &d)
             } else {
@@ -384,15 +422,20 @@ impl Arch for Qwen35 {
             trunk.mlp(&at, &d);
         }
         if !tied {
-            let head_name = format!("{head}.weight");
-            slots.one(head_name, "language_model.lm_head", "weight", Role::Head, [d.vocab, d.hidden]);
+            let (name, reads) = (format!("{head}.weight"), Seat::reads(&final_norm));
+            slots.one(name, to_head, "weight", Role::Head, [d.vocab, d.hidden], reads);
         }
         let mut drops = Vec::new();
         if draft_layers > 0 && has_draft && layout == Layout::HuggingFace {
             let mut draft = Writer {
                 slots: &mut slots,
                 layout,
-                folder: Folder::Mtp,
+                target,
+                draft: true,
+                folder: match target {
+                    Layout::Mlx => Folder::Mtp,
+                    Layout::HuggingFace => Folder::Main,
+                },
                 from: "mtp".to_owned(),
                 to: "mtp".to_owned(),
             };
@@ -403,7 +446,7 @@ impl Arch for Qwen35 {
                 found: "`conv1d` is in MLX's layout, but `mtp.` tensors lie in the main files".to_owned(),
             });
         }
-        tower(config, layout, probe, &mut slots, p);
+        tower(config, layout, target, probe, &mut slots, p);
         if tied {
             drops.push(tied_head(&format!("{head}.weight")));
         }
@@ -416,10 +459,12 @@ impl Arch for Qwen35 {
             problems,
             Model {
                 model_type: config.model_type().map_err(Problems::from)?.to_owned(),
-                layout: match layout {
-                    Layout::HuggingFace => "Hugging Face",
-                    Layout::Mlx => "MLX",
-                },
+                layout,
+                target,
+                zero_centred: layout == Layout::HuggingFace,
+                hidden: d.hidden,
+                final_norm,
+                head: to_head.to_owned(),
                 slots: slots.list,
                 drops,
                 float: config.model_float(embedding),
@@ -527,6 +572,8 @@ impl Arch for Qwen35 {
         let mut draft = Writer {
             slots: &mut slots,
             layout: Layout::Mlx,
+            target: Layout::Mlx,
+            draft: true,
             folder: Folder::Mtp,
             from: String::new(),
             to: "mtp".to_owned(),
@@ -537,6 +584,16 @@ impl Arch for Qwen35 {
 
     fn output_config(&self, config: &Config, model: &Model) -> Map<String, Value> {
         let mut out = config.root().clone();
+        if model.target == Layout::HuggingFace {
+            out.insert("tie_word_embeddings".to_owned(), model.tied.into());
+            for key in ["torch_dtype", "dtype"].into_iter().filter(|key| config.root().contains_key(*key)) {
+                out.insert(key.to_owned(), model.float.torch_name().into());
+            }
+            if let Some(Value::Object(text)) = out.get_mut("text_config") {
+                text.insert("tie_word_embeddings".to_owned(), model.tied.into());
+            }
+            return out;
+        }
         let mut text = match out.remove("text_config") {
             Some(Value::Object(text)) => text,
             // A text-only checkpoint keeps everything at the root; mlx-lm wants the nested form.
@@ -563,16 +620,17 @@ impl Arch for Qwen35 {
         out
     }
 
-    fn draft_config(&self, config: &Config) -> Option<Map<String, Value>> {
+    fn draft_config(&self, config: &Config, model: &Model) -> Option<Map<String, Value>> {
         let text = config.text();
         let depth = text.get("mtp_num_hidden_layers").and_then(Value::as_u64).unwrap_or(DEFAULT_DRAFT_LAYERS);
-        let root_tied = config.root().get("tie_word_embeddings").cloned();
         let mut out = Map::new();
         out.insert("model_type".to_owned(), "qwen3_5_mtp".into());
         out.insert("block_size".to_owned(), (depth + 2).into());
-        let tied = text.get("tie_word_embeddings").cloned().or(root_tied).unwrap_or(false.into());
-        out.insert("tie_word_embeddings".to_owned(), tied);
+        out.insert("tie_word_embeddings".to_owned(), model.tied.into());
         let mut text = text.map().clone();
+        if text.contains_key("tie_word_embeddings") {
+            text.insert("tie_word_embeddings".to_owned(), model.tied.into());
+        }
         text.insert("model_type".to_owned(), format!("{}_text", self.output_type).into());
         out.insert("text_config".to_owned(), text.into());
         Some(out)
@@ -583,11 +641,13 @@ impl Arch for Qwen35 {
 fn tower(
     config: &Config,
     layout: Layout,
+    target: Layout,
     probe: &dyn Fn(&str) -> Option<(Dtype, Shape)>,
     slots: &mut Slots,
     p: &mut Vec<ArchError>,
 ) {
-    let from = if layout == Layout::Mlx { "vision_tower" } else { "model.visual" };
+    let root = |layout| if layout == Layout::Mlx { "vision_tower" } else { "model.visual" };
+    let (from, to) = (root(layout), root(target));
     let Some(keys) = config.section("vision_config", "vision_config.") else { return };
     // Text-only publications keep the section and leave the tower out.
     if probe(&format!("{from}.patch_embed.proj.weight")).is_none() {
@@ -612,19 +672,20 @@ fn tower(
                    shape: Shape,
                    to_shape: Shape,
                    steps: Vec<Arc<dyn Transform>>| {
-        let (source, module) = (format!("{from}.{name}.{parameter}"), format!("vision_tower.{name}"));
-        slots.with(source, &module, parameter, Role::Vision, to_shape, steps, Folder::Main);
+        let (source, module) = (format!("{from}.{name}.{parameter}"), format!("{to}.{name}"));
+        // The last layer's output takes the place of embeddings.
+        let seat = if name == "merger.linear_fc2" { Seat::writes() } else { Seat::default() };
+        slots.with(source, &module, parameter, Role::Vision, to_shape, steps, Folder::Main, seat);
         slots.list.last_mut().expect("just put").shape = shape;
     };
     let first = Shape::from([width, channels, frames, patch, patch]);
     let last = Shape::from([width, frames, patch, patch, channels]);
-    match layout {
-        Layout::HuggingFace => {
-            let steps: Vec<Arc<dyn Transform>> = vec![Arc::new(ChannelsLast { channels: channels as usize })];
-            put("patch_embed.proj", "weight", first, last, steps);
-        }
-        Layout::Mlx => put("patch_embed.proj", "weight", last.clone(), last, Vec::new()),
-    }
+    let shape = |layout| if layout == Layout::Mlx { last.clone() } else { first.clone() };
+    let steps: Vec<Arc<dyn Transform>> = match (layout, target) {
+        (Layout::HuggingFace, Layout::Mlx) => vec![Arc::new(ChannelsLast { channels: channels as usize })],
+        _ => Vec::new(),
+    };
+    put("patch_embed.proj", "weight", shape(layout), shape(target), steps);
     let mut same =
         |name: &str, parameter, shape: Shape| put(name, parameter, shape.clone(), shape, Vec::new());
     same("patch_embed.proj", "bias", Shape::from([width]));

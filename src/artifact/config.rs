@@ -16,7 +16,7 @@ pub fn quantization_entry(codec: CodecSpec) -> Option<Value> {
         CodecSpec::Mxfp4 => (32, 4, "mxfp4"),
         CodecSpec::Mxfp8 => (32, 8, "mxfp8"),
         CodecSpec::Nvfp4 => (16, 4, "nvfp4"),
-        CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 => return None,
+        CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 | CodecSpec::F32 => return None,
     };
     Some(json!({ "group_size": group, "bits": bits, "mode": mode }))
 }

@@ -28,6 +28,10 @@ pub struct Provenance {
     pub plan_sha256: Digest,
     /// Stages that every module went through.
     pub stages: Vec<String>,
+    /// Changes of basis; null without any.
+    pub transform: Option<TransformRecord>,
+    /// Bases that were measured; null unless the recipe asked for that.
+    pub measured: Option<MeasuredRecord>,
     /// Who gave out codecs.
     pub allocator: String,
     /// What was read.
@@ -76,6 +80,151 @@ pub struct RecipeText {
     pub name: String,
     /// The whole text.
     pub text: String,
+}
+
+/// Changes of basis.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TransformRecord {
+    /// Version of the rules that they follow: `tqc-fold/1`.
+    pub id: String,
+    /// `model_type` of the family whose rules they are.
+    pub family: String,
+    /// Whether gains of norms went into their readers.
+    pub gamma_fold: bool,
+    /// What a gain of 1 is stored as: `one`, or `zero` in a zero-centred layout.
+    pub gains: String,
+    /// Whether the output head was given a matrix of its own.
+    pub untied: bool,
+    /// R1; null for the model's own basis.
+    pub r1: Option<RotationRecord>,
+    /// R2; null where value heads are as they were.
+    pub r2: Option<RotationRecord>,
+    /// Why there is no R2 beside R1; null if there is, or no R1.
+    pub r2_reason: Option<String>,
+    /// Channels that were balanced or put in order, by the recipe's keys.
+    pub channels: Vec<String>,
+    /// The draft head; null without one.
+    pub draft: Option<DraftRecord>,
+    /// The comparison with the source, before anything was rounded.
+    pub parity: ParityRecord,
+}
+
+/// How a rotation was made.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RotationRecord {
+    /// As recipes spell it.
+    pub kind: String,
+    /// Where its signs or Gaussians start.
+    pub seed: u64,
+    /// Its width.
+    pub width: u64,
+    /// Width of a block on its diagonal.
+    pub block: u64,
+    /// Orders of the Hadamard cores of a block, the slowest index first; null without a Hadamard matrix.
+    pub factors: Option<Vec<u32>>,
+    /// The last factor is of order 2^k; null without a Hadamard matrix.
+    pub sylvester_log2: Option<u32>,
+    /// Searches for it; empty unless it was looked for.
+    pub searches: Vec<SearchRecord>,
+}
+
+/// What a search for a rotation reached.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SearchRecord {
+    /// `r1`, or `r2` and the path of the attention.
+    pub name: String,
+    /// Vectors that it saw.
+    pub samples: u64,
+    /// Steps it took.
+    pub steps: u64,
+    /// The objective at its start.
+    pub before: f64,
+    /// The objective at its end.
+    pub after: f64,
+}
+
+/// How the draft head was folded.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DraftRecord {
+    /// The hidden state that it assumes: `post_norm`.
+    pub feed: String,
+    /// Typical size of that state.
+    pub c: f64,
+    /// Whether c was measured on the probe's tokens; else it is the size of the trunk's final gain.
+    pub calibrated: bool,
+    /// Gains that were moved away from 0.
+    pub clamped: u64,
+}
+
+/// A folded model, unrounded, beside its source.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ParityRecord {
+    /// Tokens compared.
+    pub tokens: u64,
+    /// `built-in`, or `drawn` for numbers where the source has no tokenizer.
+    pub text: String,
+    /// Digest of the tokens: canonical JSON of all sequences.
+    pub tokens_sha256: Digest,
+    /// Mean KL(source || folded), nats.
+    pub mean_kl: f64,
+    /// The largest.
+    pub max_kl: f64,
+    /// The largest difference of a logit.
+    pub max_logit: f64,
+    /// Root mean square of the source's logits.
+    pub logit_size: f64,
+    /// Tokens whose likeliest successor differs.
+    pub flips: u64,
+    /// The largest difference of the residual stream after any layer, relative to its size.
+    pub max_stream: f64,
+}
+
+/// Bases that were measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredRecord {
+    /// Name of the text's file, or `built-in`.
+    pub text: String,
+    /// Digest of its tokens.
+    pub tokens_sha256: Digest,
+    /// Positions scored.
+    pub positions: u64,
+    /// One row a basis.
+    pub rows: Vec<MeasuredRow>,
+    /// Bases that this model or recipe does not allow.
+    pub skipped: Vec<SkippedRow>,
+    /// Which one was taken.
+    pub chosen: String,
+}
+
+/// A basis that was not measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct SkippedRow {
+    pub basis: String,
+    pub reason: String,
+}
+
+/// A basis that was measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredRow {
+    /// `none`, `hadamard`, `hadamard+r2`, `block-hadamard`, `optrot`.
+    pub basis: String,
+    /// Mean KL(source || quantized), nats.
+    pub mean_kl: f64,
+    /// Its standard error, sequences as clusters; null for one sequence.
+    pub standard_error: Option<f64>,
+    /// Positions whose likeliest successor agrees, over all.
+    pub top1: f64,
+    /// Bits per weight over all stored bytes.
+    pub bits_per_weight: f64,
 }
 
 /// What was read.
@@ -148,7 +297,7 @@ pub struct OutputRecord {
     pub module: String,
     /// Source tensors that it comes from.
     pub sources: Vec<String>,
-    /// Changes of layout on the way.
+    /// Changes of layout and of basis on the way, in order.
     pub transforms: Vec<String>,
     /// Codec.
     pub codec: String,

@@ -6,7 +6,6 @@
 //! follow the data in file order while it is still in memory (`run`). Finished modules are journaled, so
 //! that a killed build resumes (`staging`).
 
-pub mod encode;
 mod run;
 pub mod schedule;
 mod staging;
@@ -27,14 +26,15 @@ use crate::arch::Fate;
 use crate::artifact::config::pretty_json;
 use crate::artifact::provenance::{
     NoteRecord, OutputRecord, Provenance, RecipeRecord, RecipeText, SourceFileRecord, SourceRecord,
-    SourceTensorRecord, ToolRecord, VERSION, digest_of_files, source_digest,
+    SourceTensorRecord, ToolRecord, TransformRecord, VERSION, digest_of_files, source_digest,
 };
 use crate::artifact::{MACHINE, PROVENANCE};
 use crate::digest::{Digest, canonical_json};
+use crate::encode::EncodeError;
 use crate::failure::{Exit, Failure, Outcome};
+use crate::fold::{Folded, Watch, fold};
 use crate::plan::{Note, NoteKind, Plan, strict};
 use crate::process::{PeakMemory, free_space, processor};
-use crate::tensor::{Float, Shape};
 use crate::units::Bytes;
 use staging::{JournalKey, SourceStat, Staging};
 
@@ -73,6 +73,8 @@ pub struct Built {
     pub path: PathBuf,
     /// SHA-256 of `provenance.json`, which names every other file's.
     pub digest: Digest,
+    /// Changes of basis.
+    pub transform: Option<TransformRecord>,
     /// Notes of the plan and the build.
     pub notes: Vec<Note>,
     /// Modules that an earlier, unfinished build had finished.
@@ -92,12 +94,8 @@ pub struct Built {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum BuildError {
-    #[error("`{file}`: tensor `{tensor}` holds {value} at {index}")]
-    NonFinite { file: String, tensor: String, index: Shape, value: f32 },
-    #[error("`{file}`: tensor `{tensor}` has a value at {index} that overflows {float}")]
-    CastOverflow { file: String, tensor: String, index: Shape, float: Float },
-    #[error("`{file}`: tensor `{tensor}` cannot be encoded at row {row} of its matrix: {problem}")]
-    Encode { file: String, tensor: String, row: u64, problem: String },
+    #[error(transparent)]
+    Encode(#[from] EncodeError),
     #[error("the artifact needs {needed} at `{path}`, but only {free} are free")]
     DiskSpace { path: PathBuf, needed: Bytes, free: Bytes },
     #[error("cannot {what} `{path}`: {source}")]
@@ -147,10 +145,8 @@ impl BuildError {
 impl Failure for BuildError {
     fn exit(&self) -> Exit {
         match self {
-            BuildError::NonFinite { .. }
-            | BuildError::CastOverflow { .. }
-            | BuildError::Encode { .. }
-            | BuildError::CopyChanged { .. } => Exit::Input,
+            BuildError::Encode(error) => error.exit(),
+            BuildError::CopyChanged { .. } => Exit::Input,
             BuildError::DiskSpace { .. } | BuildError::Io { .. } | BuildError::Taken { .. } => Exit::Machine,
             BuildError::Interrupted { .. } => Exit::Interrupted,
             _ => Exit::Request,
@@ -159,14 +155,7 @@ impl Failure for BuildError {
 
     fn help(&self) -> Option<String> {
         Some(match self {
-            BuildError::NonFinite { .. } => {
-                "the checkpoint is damaged or was trained to this point; take it from its origin again"
-                    .to_owned()
-            }
-            BuildError::CastOverflow { .. } => {
-                "give this module `codec = \"keep\"` in a `[[rule]]`, which stores it as it is".to_owned()
-            }
-            BuildError::Encode { .. } => "give this module `codec = \"keep\"` in a `[[rule]]`".to_owned(),
+            BuildError::Encode(error) => return error.help(),
             BuildError::DiskSpace { .. } => "free some space, or write elsewhere with `-o`".to_owned(),
             BuildError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 "free some space, then run the same command with `--resume`".to_owned()
@@ -249,9 +238,13 @@ pub fn build(plan: &Plan, options: &Options<'_>) -> Outcome<Finished> {
     let result = Staging::take(options.target, &key, options.unfinished);
     let (staging, finished) = result.inspect_err(|_| unmade.remove_if_empty())?;
     let result = check_space(plan, &staging)
-        .and_then(|()| run::run(plan, &staging, finished, options.stop, options.progress))
         .map_err(Ending::from)
-        .and_then(|results| finish(plan, options, &staging, results, start));
+        .and_then(|()| make_fold(plan, options))
+        .and_then(|folded| {
+            let results =
+                run::run(plan, &folded.prepared, &staging, finished, options.stop, options.progress);
+            finish(plan, options, &staging, &folded, results?, start)
+        });
     options.progress.end();
     match result {
         Ok(built) => Ok(Finished { built, staging, unmade }),
@@ -262,6 +255,13 @@ pub fn build(plan: &Plan, options: &Options<'_>) -> Outcome<Finished> {
             Err(failure)
         }
     }
+}
+
+/// The plan's changes of basis; nothing of the artifact is written before the model is known to compute the same.
+fn make_fold(plan: &Plan, options: &Options<'_>) -> Result<Folded, Ending> {
+    let tell = |what: &str| options.progress.phase(what);
+    let watch = Watch { stop: options.stop, tell: &tell };
+    fold(plan, watch).map_err(|failure| Ending { failure, keep: true })
 }
 
 /// A failure, and whether the staging folder stays for a resume.
@@ -322,13 +322,14 @@ fn finish(
     plan: &Plan,
     options: &Options<'_>,
     staging: &Staging,
+    folded: &Folded,
     results: Results,
     start: Instant,
 ) -> Result<Built, Ending> {
     options.progress.phase("writing");
     let stop = |failure: Box<dyn Failure>| Ending { failure, keep: false };
     plan.checkpoint.check_unchanged().map_err(|error| stop(error.into()))?;
-    let notes = all_notes(plan, &results.modules);
+    let notes = all_notes(plan, folded, &results.modules);
     if options.strict {
         // The same build without `--strict` can use all of it.
         strict(&notes).map_err(|error| Ending { failure: error.into(), keep: true })?;
@@ -353,13 +354,14 @@ fn finish(
         write(&artifact.join(&copied.name), &bytes)?;
         files.insert(copied.name.clone(), copied.sha256);
     }
-    let provenance = provenance(plan, &results, &notes, files);
+    let provenance = provenance(plan, folded, &results, &notes, files);
     let bytes = canonical_json(&provenance);
     write(&artifact.join(PROVENANCE), &bytes)?;
     let digest = Digest::of(&bytes);
     let built = Built {
         path: options.target.to_owned(),
         digest,
+        transform: folded.record.clone(),
         notes,
         resumed_modules: results.resumed_modules,
         elapsed_s: start.elapsed().as_secs_f64(),
@@ -391,7 +393,7 @@ fn pinned_source(plan: &Plan, provenance: &Provenance) -> Digest {
 }
 
 /// Notes of the plan, and one for each module that its encoder repaired.
-pub(crate) fn all_notes(plan: &Plan, modules: &[SealedModule]) -> Vec<Note> {
+pub(crate) fn all_notes(plan: &Plan, folded: &Folded, modules: &[SealedModule]) -> Vec<Note> {
     let repairs = modules.iter().zip(&plan.modules).flat_map(|(sealed, module)| {
         sealed.repairs().rows().map(|(kind, groups)| Note {
             kind: NoteKind::Repair,
@@ -399,7 +401,7 @@ pub(crate) fn all_notes(plan: &Plan, modules: &[SealedModule]) -> Vec<Note> {
             detail: format!("has {groups} groups with {}", repair_words(kind)),
         })
     });
-    let mut notes: Vec<Note> = plan.notes.iter().cloned().chain(repairs).collect();
+    let mut notes: Vec<Note> = plan.notes.iter().chain(&folded.notes).cloned().chain(repairs).collect();
     notes.sort();
     notes
 }
@@ -421,6 +423,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), BuildError> {
 /// The record of a build: all of it follows from the plan, the digests and the losses.
 pub(crate) fn provenance(
     plan: &Plan,
+    folded: &Folded,
     results: &Results,
     notes: &[Note],
     files: BTreeMap<String, Digest>,
@@ -449,10 +452,12 @@ pub(crate) fn provenance(
         },
         plan_sha256: plan.digest,
         stages: plan.pipeline.stages().iter().map(|stage| stage.id().to_owned()).collect(),
+        transform: folded.record.clone(),
+        measured: plan.measured.clone(),
         allocator: plan.allocator.to_owned(),
         source: SourceRecord {
             model_type: plan.model.model_type.clone(),
-            layout: plan.model.layout.to_owned(),
+            layout: plan.model.layout.title().to_owned(),
             hub: plan.source.hub.as_ref().map(|hub| hub.repo.clone()),
             revision: plan.source.hub.as_ref().map(|hub| hub.revision.clone()),
             sha256: source_digest(&tensors),
@@ -530,7 +535,7 @@ fn outputs(plan: &Plan, results: &Results) -> Vec<OutputRecord> {
                 sha256: *sha256,
                 module: module.output.module.clone(),
                 sources: vec![plan.checkpoint.tensors()[module.tensor].name.clone()],
-                transforms: module.output.transforms.iter().map(|step| step.id().to_owned()).collect(),
+                transforms: module.transforms(),
                 codec: module.assignment.codec.to_string(),
                 encoder: module.assignment.encoder.to_owned(),
                 relative_mse: encoded.then(|| loss.error / loss.energy),

@@ -14,11 +14,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::encode::{self, Encoded, encode_panel, release_panel};
 use super::schedule::{Ended, Schedule};
 use super::staging::{Entry, SealedModule, Staging, is_same_file};
 use super::{BuildError, Progress};
 use crate::digest::{Digest, Hasher};
+use crate::encode::{self, Encoded, encode_panel, release_panel};
+use crate::fold::Prepared;
 use crate::plan::{Module, Plan};
 use crate::process::PeakMemory;
 use crate::quant::{Repairs, RowLoss};
@@ -86,6 +87,7 @@ struct Chain {
 
 struct Run<'a> {
     plan: &'a Plan,
+    prepared: &'a Prepared,
     staging: &'a Staging,
     progress: &'a dyn Progress,
     outputs: Vec<(PathBuf, File)>,
@@ -113,6 +115,7 @@ const LOCKED: &str = "a job does not panic while it holds its own data";
 /// Runs all jobs that `finished` does not make unnecessary.
 pub fn run(
     plan: &Plan,
+    prepared: &Prepared,
     staging: &Staging,
     finished: Vec<Entry>,
     stop: &AtomicBool,
@@ -122,6 +125,7 @@ pub fn run(
     let chains = |count: usize| (0..count).map(|_| Mutex::new(Chain::default())).collect::<Vec<_>>();
     let run = Run {
         plan,
+        prepared,
         staging,
         progress,
         source_files: chains(plan.checkpoint.files().len()),
@@ -357,7 +361,7 @@ impl Run<'_> {
     fn encode(&self, index: usize, panel: usize, scratch: &mut Scratch) -> Result<(), BuildError> {
         let module = &self.plan.modules[index];
         let Encoded { planes, losses, repairs } =
-            encode_panel(self.plan, module, panel, &mut scratch.encode)?;
+            encode_panel(self.plan, module, self.prepared.work(index), panel, &mut scratch.encode)?;
         for (plane, bytes) in planes.into_iter().enumerate() {
             self.write_plane(module, plane, module.panels[panel].start, bytes)?;
         }

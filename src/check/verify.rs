@@ -11,12 +11,13 @@ use super::diff::keys;
 use crate::artifact::PROVENANCE;
 use crate::artifact::open::{Artifact, file_digest, files_below};
 use crate::artifact::provenance::{Provenance, source_digest};
-use crate::build::encode::{Scratch, encode_panel, release_panel};
 use crate::build::schedule::{Ended, Schedule};
-use crate::build::{BuildError, Results, SealedModule, all_notes, provenance};
+use crate::build::{Results, SealedModule, all_notes, provenance};
 use crate::checkpoint::{Checkpoint, Links, is_plain};
 use crate::digest::{Digest, Hasher, canonical_json};
+use crate::encode::{EncodeError, Scratch, encode_panel, release_panel};
 use crate::failure::{Exit, Failure, Outcome};
+use crate::fold::{Folded, Watch, fold};
 use crate::plan::{HubId, Limits, Module, Plan, SourceFolder, plan};
 use crate::process::PeakMemory;
 use crate::quant::{Repairs, RowLoss};
@@ -373,9 +374,16 @@ fn check_rebuild(
         return Ok(());
     }
     let recipe = Recipe::parse(files, &pipeline::names())?;
+    // Measuring again would take as long as the build did; what was chosen is held to be.
+    let recipe = match &record.measured {
+        Some(measured) => recipe.with_basis(&measured.chosen),
+        None => recipe,
+    };
     let hub = record.source.hub.clone().zip(record.source.revision.clone());
     let hub = hub.map(|(repo, revision)| HubId { repo, revision });
-    let plan = plan(recipe, SourceFolder { dir: source.to_owned(), hub }, limits)?;
+    let mut plan = plan(recipe, SourceFolder { dir: source.to_owned(), hub }, limits)?;
+    plan.measured = record.measured.clone();
+    let folded = fold(&plan, Watch { stop, tell: &|_| {} })?;
     check_outputs(record, &plan, verdict);
     let mut digests: BTreeMap<&str, Digest> = BTreeMap::new();
     for output in &record.outputs {
@@ -384,21 +392,22 @@ fn check_rebuild(
     let chosen = choose(&plan, artifact.digest, rebuild);
     let scratch: Vec<Mutex<Scratch>> = (0..plan.threads).map(|_| Mutex::default()).collect();
     let limits = Limits { threads: plan.threads, ..limits };
-    let rebuilt = in_parallel(&chosen, limits, stop, |thread, module| {
+    let rebuilt = in_parallel(&chosen, limits, stop, |thread, (index, module)| {
+        let work = folded.prepared.work(*index);
         let mut scratch = scratch[thread].lock().expect("one job a thread");
         let mut planes = vec![Hasher::default(); module.stored.len()];
         let (mut loss, mut repairs) = (RowLoss::default(), Repairs::default());
         for panel in 0..module.panels.len() {
-            let encoded = encode_panel(&plan, module, panel, &mut scratch)?;
+            let encoded = encode_panel(&plan, module, work, panel, &mut scratch)?;
             planes.iter_mut().zip(encoded.planes).for_each(|(hasher, bytes)| hasher.update(bytes));
             encoded.losses.into_iter().for_each(|row| loss += row);
             repairs += encoded.repairs;
             release_panel(&plan, module, panel);
         }
         let planes = planes.into_iter().map(Hasher::finish).collect();
-        Ok::<_, BuildError>(SealedModule::new(0, planes, loss, repairs))
+        Ok::<_, EncodeError>(SealedModule::new(0, planes, loss, repairs))
     })?;
-    for (module, sealed) in chosen.iter().zip(&rebuilt) {
+    for ((_, module), sealed) in chosen.iter().zip(&rebuilt) {
         verdict.rebuilt_modules += 1;
         for (plane, digest) in module.stored.iter().zip(&sealed.planes) {
             match digests.get(plane.name.as_str()) {
@@ -414,7 +423,7 @@ fn check_rebuild(
     }
     // Anything else that is wrong would only be said again.
     if rebuild == Rebuild::All && verdict.problems.is_empty() {
-        check_whole_record(artifact, &plan, source_tensors, rebuilt, limits, stop, verdict)?;
+        check_whole_record(artifact, &plan, &folded, source_tensors, rebuilt, limits, stop, verdict)?;
     }
     Ok(())
 }
@@ -423,6 +432,7 @@ fn check_rebuild(
 fn check_whole_record(
     artifact: &Artifact,
     plan: &Plan,
+    folded: &Folded,
     source_tensors: Vec<Digest>,
     modules: Vec<SealedModule>,
     limits: Limits,
@@ -448,7 +458,7 @@ fn check_whole_record(
         plan.files.iter().filter_map(|file| record.files.get(&file.name).copied()).collect();
     let weights = plan.files.iter().map(|file| file.name.clone()).zip(output_files.iter().copied());
     let listed = weights.chain(side).chain(copied).collect();
-    let notes = all_notes(plan, &modules);
+    let notes = all_notes(plan, folded, &modules);
     let results = Results {
         source_files,
         source_tensors,
@@ -457,7 +467,7 @@ fn check_whole_record(
         resumed_modules: 0,
         peak: PeakMemory::default(),
     };
-    let made = json(&provenance(plan, &results, &notes, listed));
+    let made = json(&provenance(plan, folded, &results, &notes, listed));
     let mut differences = Vec::new();
     keys(PROVENANCE, "", Some(&json(record)), Some(&made), &mut differences);
     let other_tool = record.tool.source_sha256 != plan.tool.source_sha256;
@@ -498,13 +508,12 @@ fn check_outputs(record: &Provenance, plan: &Plan, verdict: &mut Verdict) {
         };
         let plane = &module.stored[index];
         let source = &plan.checkpoint.tensors()[module.tensor].name;
-        let steps = module.output.transforms.iter().map(|step| step.id());
         let facts = [
             ("dtype", output.dtype == plane.dtype),
             ("shape", output.shape == plane.shape),
             ("module", output.module == module.output.module),
             ("sources", output.sources == [source.as_str()]),
-            ("transforms", output.transforms.iter().map(String::as_str).eq(steps)),
+            ("transforms", output.transforms == module.transforms()),
             ("codec", output.codec == module.assignment.codec.to_string()),
             ("encoder", output.encoder == module.assignment.encoder),
         ];
@@ -522,16 +531,18 @@ fn check_outputs(record: &Provenance, plan: &Plan, verdict: &mut Verdict) {
 
 /// Which modules to encode again: those whose name, hashed with the artifact's digest, comes first. So the
 /// choice is spread evenly, the same for everyone, and not the maker's.
-fn choose(plan: &Plan, digest: Digest, rebuild: Rebuild) -> Vec<&Module> {
+fn choose(plan: &Plan, digest: Digest, rebuild: Rebuild) -> Vec<(usize, &Module)> {
     let count = match rebuild {
         Rebuild::No => 0,
         Rebuild::Some(count) => count,
         Rebuild::All => plan.modules.len(),
     };
-    let key = |module: &&Module| Digest::of(format!("{digest}{}", module.output.rule_path()).as_bytes());
-    let mut modules: Vec<&Module> = plan.modules.iter().collect();
+    let key = |(_, module): &(usize, &Module)| {
+        Digest::of(format!("{digest}{}", module.output.rule_path()).as_bytes())
+    };
+    let mut modules: Vec<(usize, &Module)> = plan.modules.iter().enumerate().collect();
     modules.sort_by_cached_key(key);
     modules.truncate(count);
-    modules.sort_by_key(|module| (module.tensor, module.output.select));
+    modules.sort_by_key(|(_, module)| (module.tensor, module.output.select));
     modules
 }

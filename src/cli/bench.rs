@@ -11,6 +11,7 @@ use crate::backend::Precision;
 use crate::backend::cpu::Cpu;
 use crate::bench::linear::{LinearBench, LinearReport, linear};
 use crate::bench::model::{self, ModelBench, ModelReport};
+use crate::bench::rotate::{RotateBench, rotate};
 use crate::bench::{EncodeBench, EncodeReport, encode};
 use crate::codec::CodecSpec;
 use crate::failure::{Exit, Outcome};
@@ -31,6 +32,7 @@ enum Bench {
     Decode(DecodeArgs),
     Prefill(PrefillArgs),
     Stream(StreamArgs),
+    Rotate(RotateArgs),
 }
 
 /// Weights encoded per second, for every codec and encoder, beside a copy of the same bytes.
@@ -155,6 +157,7 @@ impl BenchArgs {
             Bench::Decode(args) => args.model.run(args.tokens, &model::decode),
             Bench::Prefill(args) => args.model.run(args.tokens, &model::prefill),
             Bench::Stream(args) => args.run(),
+            Bench::Rotate(args) => args.run(),
         }
     }
 }
@@ -258,6 +261,64 @@ impl StreamArgs {
             report.peak_resident,
             report.peak_anonymous,
         ))?;
+        Ok(Exit::Done)
+    }
+}
+
+/// Gigabytes of f32 weights that change their basis per second on one thread, beside a copy of the same bytes.
+#[derive(Debug, Args)]
+struct RotateArgs {
+    /// Widths of the signed Hadamard rotation.
+    #[arg(
+        long,
+        value_name = "N,N,...",
+        value_delimiter = ',',
+        default_values_t = [576, 896, 2048, 2560, 4096, 5120],
+        value_parser = clap::value_parser!(u32).range(2..=1 << 16)
+    )]
+    width: Vec<u32>,
+    /// Passes of each measurement; the median counts.
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u8).range(1..=100))]
+    passes: u8,
+    /// Instruction set of the kernels: scalar, avx2, avx512 or neon [default: the best here].
+    #[arg(long, value_name = "NAME")]
+    isa: Option<Isa>,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl RotateArgs {
+    fn run(self) -> Outcome<Exit> {
+        let limits = Machine { memory: None, threads: Some(1), isa: self.isa }.limits();
+        let widths: Vec<usize> = self.width.iter().map(|width| *width as usize).collect();
+        let report =
+            rotate(&RotateBench { widths: widths.clone(), passes: self.passes.into(), isa: limits.isa });
+        for width in widths.iter().filter(|width| !report.rates.iter().any(|rate| rate.width == **width)) {
+            print::say(&format!("note: no Hadamard matrix of order {width} is known"));
+        }
+        if self.common.json {
+            print::json(&report)?;
+            return Ok(Exit::Done);
+        }
+        let mut table = print::Table::new(&[
+            ("width", true),
+            ("matrix", false),
+            ("rows GB/s", true),
+            ("columns GB/s", true),
+            ("memcpy GB/s", true),
+        ]);
+        for rate in &report.rates {
+            let factors =
+                rate.factors.iter().map(u32::to_string).chain([format!("2^{}", rate.sylvester_log2)]);
+            table.row([
+                rate.width.to_string(),
+                factors.collect::<Vec<_>>().join(" x "),
+                format!("{:.2}", rate.rows_gb_per_s),
+                format!("{:.2}", rate.columns_gb_per_s),
+                format!("{:.2}", rate.memcpy_gb_per_s),
+            ]);
+        }
+        print::text(&format!("1 thread, {} kernels\n\n{}", report.isa, table.render()))?;
         Ok(Exit::Done)
     }
 }

@@ -11,10 +11,13 @@ use serde_json::json;
 use super::plan::seconds;
 use super::progress::Bar;
 use super::{CliError, Common, Machine, RecipeArgs, fetch, print};
-use crate::build::{Built, Options, Unfinished, build, staging_path};
+use crate::artifact::provenance::{RotationRecord, TransformRecord};
+use crate::build::{Built, Options, Progress as _, Unfinished, build, staging_path};
 use crate::failure::{Exit, Outcome};
-use crate::plan::{Note, NoteKind, Plan, plan};
-use crate::recipe::{Lock, differences_text};
+use crate::fold::Watch;
+use crate::measure::measure;
+use crate::plan::{Limits, Note, NoteKind, Plan, SourceFolder, plan};
+use crate::recipe::{Lock, Recipe, RotationKind, differences_text};
 use crate::units::Bytes;
 
 /// Build the artifact that a recipe describes.
@@ -60,7 +63,8 @@ impl BuildArgs {
         let interrupt = Interrupt::install()?;
         let (recipe, source) = fetch::recipe_and_source(&self.recipe, fetch::Need::Weights)?;
         let stop = interrupt.raise_a_flag();
-        let plan = plan(recipe, source, self.machine.limits())?;
+        let bar = Bar::default();
+        let plan = decide(recipe, source, self.machine.limits(), &stop, &bar)?;
         let target = self.output.clone().unwrap_or_else(|| plan.default_output());
         // Without a final `/` or `/.`, which name what a link leads to rather than the link.
         let target: PathBuf = target.components().collect();
@@ -89,7 +93,6 @@ impl BuildArgs {
                 target.display()
             ));
         }
-        let bar = Bar::default();
         let options =
             Options { target: &target, unfinished, strict: self.strict, stop: &stop, progress: &bar };
         let finished = build(&plan, &options)?;
@@ -123,6 +126,7 @@ impl BuildArgs {
         if self.common.json {
             print::json(&json!({
                 "path": built.path, "digest": built.digest, "sizes": sizes, "notes": built.notes,
+                "transform": built.transform, "measured": plan.measured,
                 "modules": plan.modules.len(), "resumed_modules": built.resumed_modules,
                 "elapsed_s": built.elapsed_s, "threads": plan.threads, "isa": plan.isa.to_string(),
                 "peak_resident_bytes": built.peak.resident, "peak_anonymous_bytes": built.peak.anonymous,
@@ -143,6 +147,9 @@ impl BuildArgs {
             built.peak.resident,
             built.peak.anonymous
         ));
+        if let Some(transform) = &built.transform {
+            print::say(&transform_words(transform));
+        }
         print::text(&format!(
             "artifact         {}\nsize             {} ({} bytes of weight files)\nbits per weight  {:.4} ({:.4} over quantized modules)\ndigest           {}\n",
             built.path.display(),
@@ -154,6 +161,34 @@ impl BuildArgs {
         ))?;
         Ok(())
     }
+}
+
+/// The plan, in the basis that the recipe names or that is measured to be the best.
+fn decide(
+    recipe: Recipe,
+    source: SourceFolder,
+    limits: Limits,
+    stop: &AtomicBool,
+    bar: &Bar,
+) -> Outcome<Plan> {
+    if recipe.transform.rotation.kind != RotationKind::Measure {
+        return plan(recipe, source, limits);
+    }
+    let tell = |what: &str| bar.phase(what);
+    let measured = measure(&recipe, &source, limits, Watch { stop, tell: &tell });
+    bar.end();
+    let measured = measured?;
+    for row in &measured.rows {
+        let error = row.standard_error.map_or(String::new(), |error| format!(" +- {error:.5}"));
+        print::say(&format!("measured: {:<15} mean KL {:.5}{error}", row.basis, row.mean_kl));
+    }
+    for row in &measured.skipped {
+        print::say(&format!("measured: {:<15} is not possible: {}", row.basis, row.reason));
+    }
+    print::say(&format!("measured: building with {}", measured.chosen));
+    let mut plan = plan(recipe.with_basis(&measured.chosen), source, limits)?;
+    plan.measured = Some(measured);
+    Ok(plan)
 }
 
 /// Writes notes to stderr, at most [`TOLD`] of a kind: a model of another dtype has one for every module.
@@ -173,6 +208,24 @@ fn tell<'a>(word: &str, notes: impl Iterator<Item = &'a Note>) {
             kind.name()
         ));
     }
+}
+
+/// One line: what was changed, and how near the model stayed.
+fn transform_words(transform: &TransformRecord) -> String {
+    let rotation = |name: &str, rotation: &Option<RotationRecord>| {
+        rotation.as_ref().map(|rotation| format!("{name} {} ({})", rotation.kind, rotation.width))
+    };
+    let gains = transform.gamma_fold.then(|| "gains folded".to_owned());
+    let parts = [gains, rotation("r1", &transform.r1), rotation("r2", &transform.r2)];
+    let parts: Vec<String> = parts.into_iter().flatten().chain(transform.channels.iter().cloned()).collect();
+    let parity = &transform.parity;
+    format!(
+        "transform: {}; before rounding, mean KL {:.1e} nats and logits within {:.1e} on {} tokens",
+        parts.join(", "),
+        parity.mean_kl,
+        parity.max_logit,
+        parity.tokens
+    )
 }
 
 /// Notes of one kind that are written out.

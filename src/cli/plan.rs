@@ -9,7 +9,7 @@ use super::print::{self, Table};
 use super::{Common, Machine, RecipeArgs, fetch};
 use crate::arch::Fate;
 use crate::failure::{Exit, Outcome};
-use crate::plan::{Estimate, Plan, estimate, plan};
+use crate::plan::{Estimate, FoldPlan, Plan, RotationPlan, estimate, plan};
 use crate::units::Bytes;
 
 /// Show what a build would do, from headers alone: codecs, sizes, memory, time, and every refusal.
@@ -54,7 +54,7 @@ fn as_json(plan: &Plan, estimate: &Estimate) -> Value {
                 "role": module.output.role, "shape": module.output.shape, "stored_as": module.work.stored,
                 "codec": module.assignment.codec.to_string(), "encoder": module.assignment.encoder,
                 "fate": module.fate(), "reason": module.assignment.reason, "weights": module.weights(),
-                "bytes": module.bytes(), "folder": module.output.folder,
+                "bytes": module.bytes(), "folder": module.output.folder, "transforms": module.transforms(),
                 "tensors": module.stored.iter().map(|plane| &plane.name).collect::<Vec<_>>(),
             })
         })
@@ -73,11 +73,18 @@ fn as_json(plan: &Plan, estimate: &Estimate) -> Value {
         .map(|file| json!({ "name": file.name, "bytes": file.len, "tensors": file.order.len() }))
         .collect();
     json!({
-        "recipe": plan.recipe.name, "model_type": plan.model.model_type, "layout": plan.model.layout,
-        "plan_sha256": plan.digest, "modules": modules, "dropped": dropped, "files": files,
+        "recipe": plan.recipe.name, "model_type": plan.model.model_type, "layout": plan.model.layout.title(),
+        "plan_sha256": plan.digest, "transform": plan.fold.as_ref().map(transform), "modules": modules, "dropped": dropped, "files": files,
         "notes": plan.notes, "sizes": plan.sizes, "threads": plan.threads, "isa": plan.isa.to_string(),
         "peak_memory_bytes": plan.peak_memory, "disk_bytes": plan.disk(), "estimate": estimate,
         "output": plan.default_output(),
+    })
+}
+
+fn transform(fold: &FoldPlan) -> Value {
+    json!({
+        "gamma_fold": fold.gains, "r1": fold.residual, "r2": fold.values, "r2_reason": fold.no_values,
+        "untied": fold.untied,
     })
 }
 
@@ -114,9 +121,26 @@ fn as_text(plan: &Plan, estimate: &Estimate) -> String {
     let _ = writeln!(
         text,
         "recipe            {} ({}, {} layout)",
-        plan.recipe.name, plan.model.model_type, plan.model.layout
+        plan.recipe.name,
+        plan.model.model_type,
+        plan.model.layout.title()
     );
     let _ = writeln!(text, "modules           {} of {} source tensors", plan.modules.len(), plan.fates.len());
+    if let Some(fold) = &plan.fold {
+        let rotation = |name: &str, rotation: &Option<RotationPlan>| {
+            rotation.as_ref().map(|rotation| match rotation.block {
+                block if block < rotation.len => {
+                    format!("{name} {} ({} in blocks of {block})", rotation.kind, rotation.len)
+                }
+                _ => format!("{name} {} ({})", rotation.kind, rotation.len),
+            })
+        };
+        let gains = fold.gains.then(|| "gains folded".to_owned());
+        let none = fold.no_values.map(|reason| format!("no r2: {reason}"));
+        let parts = [gains, rotation("r1", &fold.residual), rotation("r2", &fold.values), none];
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        let _ = writeln!(text, "transform         {}", parts.join(", "));
+    }
     let _ =
         writeln!(text, "weights           {}, of which {} quantized", sizes.weights, sizes.quantized_weights);
     let _ = writeln!(text, "source            {} of payload", Bytes(sizes.source_bytes));

@@ -1,4 +1,4 @@
-//! Floats as they are: `keep`, `bf16`, `f16`.
+//! Floats as they are: `keep`, `bf16`, `f16`, `f32`.
 //!
 //! w[n, k] = stored[n, k]                                                                  w: [N, K]
 //! One plane, `weight` [N, K]: in the model's float type for `keep`, else in the codec's own.
@@ -8,7 +8,7 @@ use crate::isa::Isa;
 use crate::numeric::widen;
 use crate::tensor::Float;
 
-/// The three codecs.
+/// The four codecs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Storage {
     /// The given type.
@@ -17,6 +17,8 @@ pub enum Storage {
     Bf16,
     /// IEEE half.
     F16,
+    /// IEEE single.
+    F32,
 }
 
 impl Storage {
@@ -26,6 +28,7 @@ impl Storage {
             Storage::Keep => float,
             Storage::Bf16 => Float::Bf16,
             Storage::F16 => Float::F16,
+            Storage::F32 => Float::F32,
         }
     }
 }
@@ -36,6 +39,7 @@ impl Codec for Storage {
             Storage::Keep => CodecSpec::Keep,
             Storage::Bf16 => CodecSpec::Bf16,
             Storage::F16 => CodecSpec::F16,
+            Storage::F32 => CodecSpec::F32,
         }
     }
 

@@ -106,12 +106,14 @@ pub enum CodecSpec {
     Bf16,
     /// IEEE half, rounded to nearest even.
     F16,
+    /// IEEE single: what changes of basis give, unrounded.
+    F32,
 }
 
 impl CodecSpec {
     /// Whether codes and scales are stored instead of floats.
     pub fn quantizes(self) -> bool {
-        !matches!(self, CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16)
+        !matches!(self, CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 | CodecSpec::F32)
     }
 
     /// Weights that share a scale; `None` for float storage.
@@ -120,7 +122,7 @@ impl CodecSpec {
             CodecSpec::Affine { group, .. } => Some(group.get()),
             CodecSpec::Mxfp4 | CodecSpec::Mxfp8 => Some(32),
             CodecSpec::Nvfp4 => Some(16),
-            CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 => None,
+            CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 | CodecSpec::F32 => None,
         }
     }
 }
@@ -133,7 +135,7 @@ impl CodecSpec {
             .flat_map(|bits| GroupSize::ALL.into_iter().map(move |group| CodecSpec::Affine { bits, group }));
         affine
             .chain([CodecSpec::Mxfp4, CodecSpec::Mxfp8, CodecSpec::Nvfp4])
-            .chain([CodecSpec::Keep, CodecSpec::Bf16, CodecSpec::F16])
+            .chain([CodecSpec::Keep, CodecSpec::Bf16, CodecSpec::F16, CodecSpec::F32])
             .collect()
     }
 }
@@ -149,6 +151,7 @@ impl fmt::Display for CodecSpec {
             CodecSpec::Keep => f.write_str("keep"),
             CodecSpec::Bf16 => f.write_str("bf16"),
             CodecSpec::F16 => f.write_str("f16"),
+            CodecSpec::F32 => f.write_str("f32"),
         }
     }
 }
@@ -221,6 +224,7 @@ pub fn codec(spec: CodecSpec) -> Box<dyn Codec> {
         CodecSpec::Keep => Box::new(float::Storage::Keep),
         CodecSpec::Bf16 => Box::new(float::Storage::Bf16),
         CodecSpec::F16 => Box::new(float::Storage::F16),
+        CodecSpec::F32 => Box::new(float::Storage::F32),
     }
 }
 
@@ -236,7 +240,7 @@ pub fn dequantize(spec: CodecSpec, in_features: usize, float: Float, planes: &[&
         CodecSpec::Mxfp4 => mxfp::Mxfp::Mxfp4.decode_rounding(float, planes, out),
         CodecSpec::Mxfp8 => mxfp::Mxfp::Mxfp8.decode_rounding(float, planes, out),
         CodecSpec::Nvfp4 => mxfp::Mxfp::Nvfp4.decode_rounding(float, planes, out),
-        CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 => {
+        CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 | CodecSpec::F32 => {
             codec(spec).decode(in_features, float, planes, out);
         }
     }

@@ -78,9 +78,23 @@ pub struct TextRecord {
 /// [`EvalError::AllShort`], and those of tokenizer and template.
 pub fn read(path: &Path, dir: &Path, tokenizer: &Tokenizer, taking: Taking) -> Outcome<Documents> {
     let bytes = std::fs::read(path).map_err(EvalError::io("read", path))?;
+    parse(path, &bytes, dir, tokenizer, taking)
+}
+
+/// [`read`] of a file's bytes; `path` is what messages call it.
+///
+/// # Errors
+/// As [`read`], but for [`EvalError::Io`].
+pub fn parse(
+    path: &Path,
+    bytes: &[u8],
+    dir: &Path,
+    tokenizer: &Tokenizer,
+    taking: Taking,
+) -> Outcome<Documents> {
     let record = TextRecord {
         name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        sha256: Digest::of(&bytes),
+        sha256: Digest::of(bytes),
         taking,
         documents: 0,
         short: 0,

@@ -107,6 +107,9 @@ pub trait Lanes: Copy {
     fn byte_codes<const BITS: u32>(packed: &[u8]) -> Self;
     /// Of all lanes of `parts`, end to end, the integer sums of every `parts.len()`, which is 2, 4, 8 or 16.
     fn group_sums(parts: &[Self]) -> Self;
+    /// `out[j] = Σ_i self[i] · (-1)^popcount(i & j)`: for distances d = 1, 2, 4, 8, each two lanes i and i + d
+    /// become their sum and their difference.
+    fn butterflies(self) -> Self;
     /// Lane j of `all[i]` to lane i of the result's j.
     fn transpose(all: [Self; LANES]) -> [Self; LANES];
     /// The sum of the lanes: halves are added until one is left (0 + 8, 1 + 9, ...; then 0 + 4, ...; 0 + 2, ...;
@@ -127,6 +130,16 @@ pub trait Lanes: Copy {
     fn wide_add(self, sum: Self::Wide) -> Self::Wide;
     /// The f64 lanes.
     fn wide_store(sum: Self::Wide) -> [f64; LANES];
+    /// Sixteen f64 lanes.
+    fn wide_load(from: &[f64; LANES]) -> Self::Wide;
+    /// The lanes as f64: exact.
+    fn widen(self) -> Self::Wide;
+    /// The f32 nearest to each lane, ties to even.
+    fn narrow(wide: Self::Wide) -> Self;
+    /// `wide * by`.
+    fn wide_mul(wide: Self::Wide, by: f64) -> Self::Wide;
+    /// `sum + sign * wide` for a sign of 1 or -1; the product is exact, so fused or not is the same.
+    fn wide_add_signed(sum: Self::Wide, sign: f64, wide: Self::Wide) -> Self::Wide;
 
     /// The low `BITS` bits of each byte, closed up: byte *i* to bits `[i*BITS, (i+1)*BITS)`.
     fn squeeze<const BITS: u32>(codes: u64) -> u64;
@@ -470,6 +483,19 @@ impl Lanes for Plain {
         Self(sums.map(f32::from_bits))
     }
     #[inline(always)]
+    fn butterflies(self) -> Self {
+        let mut lanes = self.0;
+        for distance in [1, 2, 4, 8] {
+            for i in 0..LANES {
+                if i & distance == 0 {
+                    let (a, b) = (lanes[i], lanes[i + distance]);
+                    (lanes[i], lanes[i + distance]) = (a + b, a - b);
+                }
+            }
+        }
+        Self(lanes)
+    }
+    #[inline(always)]
     fn transpose(all: [Self; LANES]) -> [Self; LANES] {
         let mut out = all;
         for (j, out) in out.iter_mut().enumerate() {
@@ -518,6 +544,40 @@ impl Lanes for Plain {
     }
     #[inline(always)]
     fn wide_store(sum: Self::Wide) -> [f64; LANES] {
+        sum
+    }
+    #[inline(always)]
+    fn wide_load(from: &[f64; LANES]) -> Self::Wide {
+        *from
+    }
+    #[inline(always)]
+    fn widen(self) -> Self::Wide {
+        let mut wide = [0.0; LANES];
+        for (to, lane) in wide.iter_mut().zip(self.0) {
+            *to = f64::from(lane);
+        }
+        wide
+    }
+    #[inline(always)]
+    fn narrow(wide: Self::Wide) -> Self {
+        let mut lanes = [0.0; LANES];
+        for (to, lane) in lanes.iter_mut().zip(wide) {
+            *to = lane as f32;
+        }
+        Self(lanes)
+    }
+    #[inline(always)]
+    fn wide_mul(mut wide: Self::Wide, by: f64) -> Self::Wide {
+        for lane in &mut wide {
+            *lane *= by;
+        }
+        wide
+    }
+    #[inline(always)]
+    fn wide_add_signed(mut sum: Self::Wide, sign: f64, wide: Self::Wide) -> Self::Wide {
+        for (total, lane) in sum.iter_mut().zip(wide) {
+            *total += sign * lane;
+        }
         sum
     }
     #[inline(always)]
@@ -885,19 +945,32 @@ mod x86 {
             eights[0]
         }
         #[inline(always)]
+        fn butterflies(self) -> Self {
+            unsafe {
+                let (low, high) = (butterflies_of_eight(self.0), butterflies_of_eight(self.1));
+                Self(_mm256_add_ps(low, high), _mm256_sub_ps(low, high))
+            }
+        }
+        #[inline(always)]
         fn transpose(all: [Self; LANES]) -> [Self; LANES] {
-            let (mut rows, mut columns) = ([[0.0; LANES]; LANES], [[0.0; LANES]; LANES]);
-            for (row, all) in rows.iter_mut().zip(all) {
-                all.store(row);
-            }
-            for (j, column) in columns.iter_mut().enumerate() {
-                for (to, row) in column.iter_mut().zip(&rows) {
-                    *to = row[j];
-                }
-            }
             let mut out = all;
-            for (out, column) in out.iter_mut().zip(&columns) {
-                *out = Self::load(column);
+            for i in 0..2 {
+                let (mut low, mut high) = ([all[0].0; 8], [all[0].0; 8]);
+                for j in 0..8 {
+                    low[j] = all[8 * i + j].0;
+                    high[j] = all[8 * i + j].1;
+                }
+                // SAFETY: as in `both`.
+                let (low, high) = unsafe { (transpose_eights(low), transpose_eights(high)) };
+                for j in 0..8 {
+                    if i == 0 {
+                        out[j].0 = low[j];
+                        out[8 + j].0 = high[j];
+                    } else {
+                        out[j].1 = low[j];
+                        out[8 + j].1 = high[j];
+                    }
+                }
             }
             out
         }
@@ -977,6 +1050,53 @@ mod x86 {
             out
         }
         #[inline(always)]
+        fn wide_load(from: &[f64; LANES]) -> Self::Wide {
+            unsafe {
+                let at = from.as_ptr();
+                [
+                    _mm256_loadu_pd(at),
+                    _mm256_loadu_pd(at.add(4)),
+                    _mm256_loadu_pd(at.add(8)),
+                    _mm256_loadu_pd(at.add(12)),
+                ]
+            }
+        }
+        #[inline(always)]
+        fn widen(self) -> Self::Wide {
+            unsafe {
+                [
+                    _mm256_cvtps_pd(_mm256_castps256_ps128(self.0)),
+                    _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(self.0)),
+                    _mm256_cvtps_pd(_mm256_castps256_ps128(self.1)),
+                    _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(self.1)),
+                ]
+            }
+        }
+        #[inline(always)]
+        fn narrow(wide: Self::Wide) -> Self {
+            unsafe {
+                let [a, b, c, d] = wide;
+                Self(
+                    _mm256_set_m128(_mm256_cvtpd_ps(b), _mm256_cvtpd_ps(a)),
+                    _mm256_set_m128(_mm256_cvtpd_ps(d), _mm256_cvtpd_ps(c)),
+                )
+            }
+        }
+        #[inline(always)]
+        fn wide_mul(mut wide: Self::Wide, by: f64) -> Self::Wide {
+            for four in &mut wide {
+                *four = unsafe { _mm256_mul_pd(*four, _mm256_set1_pd(by)) };
+            }
+            wide
+        }
+        #[inline(always)]
+        fn wide_add_signed(mut sum: Self::Wide, sign: f64, wide: Self::Wide) -> Self::Wide {
+            for (sum, four) in sum.iter_mut().zip(wide) {
+                *sum = unsafe { _mm256_fmadd_pd(four, _mm256_set1_pd(sign), *sum) };
+            }
+            sum
+        }
+        #[inline(always)]
         fn squeeze<const BITS: u32>(codes: u64) -> u64 {
             unsafe { _pext_u64(codes, code_mask(BITS)) }
         }
@@ -1015,6 +1135,53 @@ mod x86 {
             // The sums of a's halves come out on either side of b's.
             let sums = _mm256_hadd_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b));
             _mm256_castsi256_ps(_mm256_permute4x64_epi64::<0b11_01_10_00>(sums))
+        }
+    }
+
+    /// [`Lanes::butterflies`] of eight lanes, for distances 1, 2 and 4.
+    ///
+    /// # Safety
+    /// The processor must have AVX2 and FMA.
+    #[inline(always)]
+    unsafe fn butterflies_of_eight(x: __m256) -> __m256 {
+        // SAFETY: the caller's word.
+        unsafe {
+            // A product with 1 or -1 is exact, so this is the sum or the difference, rounded once.
+            let signs = _mm256_setr_ps(1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0);
+            let x = _mm256_fmadd_ps(x, signs, _mm256_permute_ps::<0b10_11_00_01>(x));
+            let signs = _mm256_setr_ps(1.0, 1.0, -1.0, -1.0, 1.0, 1.0, -1.0, -1.0);
+            let x = _mm256_fmadd_ps(x, signs, _mm256_permute_ps::<0b01_00_11_10>(x));
+            let signs = _mm256_setr_ps(1.0, 1.0, 1.0, 1.0, -1.0, -1.0, -1.0, -1.0);
+            _mm256_fmadd_ps(x, signs, _mm256_permute2f128_ps::<0x01>(x, x))
+        }
+    }
+
+    /// Lane j of `all[i]` to lane i of the result's j.
+    ///
+    /// # Safety
+    /// The processor must have AVX2.
+    #[inline(always)]
+    unsafe fn transpose_eights(all: [__m256; 8]) -> [__m256; 8] {
+        // SAFETY: the caller's word.
+        unsafe {
+            // Two by two, then four by four within fours of lanes; then the fours themselves.
+            let (mut a, mut b, mut out) = (all, all, all);
+            for i in 0..4 {
+                a[2 * i] = _mm256_unpacklo_ps(all[2 * i], all[2 * i + 1]);
+                a[2 * i + 1] = _mm256_unpackhi_ps(all[2 * i], all[2 * i + 1]);
+            }
+            for i in 0..2 {
+                for half in 0..2 {
+                    let (x, y) = (a[4 * i + half], a[4 * i + half + 2]);
+                    b[4 * i + 2 * half] = _mm256_shuffle_ps::<0b01_00_01_00>(x, y);
+                    b[4 * i + 2 * half + 1] = _mm256_shuffle_ps::<0b11_10_11_10>(x, y);
+                }
+            }
+            for j in 0..4 {
+                out[j] = _mm256_permute2f128_ps::<0x20>(b[j], b[4 + j]);
+                out[4 + j] = _mm256_permute2f128_ps::<0x31>(b[j], b[4 + j]);
+            }
+            out
         }
     }
 
@@ -1329,6 +1496,17 @@ mod x86 {
             }
         }
         #[inline(always)]
+        fn butterflies(self) -> Self {
+            unsafe {
+                // A product with 1 or -1 is exact, so this is the sum or the difference, rounded once.
+                let x = self.0;
+                let x = _mm512_fmadd_ps(x, SIGNS[0].load(), _mm512_permute_ps::<0b10_11_00_01>(x));
+                let x = _mm512_fmadd_ps(x, SIGNS[1].load(), _mm512_permute_ps::<0b01_00_11_10>(x));
+                let x = _mm512_fmadd_ps(x, SIGNS[2].load(), _mm512_shuffle_f32x4::<0b10_11_00_01>(x, x));
+                Self(_mm512_fmadd_ps(x, SIGNS[3].load(), _mm512_shuffle_f32x4::<0b01_00_11_10>(x, x)))
+            }
+        }
+        #[inline(always)]
         fn transpose(all: [Self; LANES]) -> [Self; LANES] {
             unsafe {
                 // Two by two, then four by four within fours of lanes; then the fours themselves.
@@ -1458,6 +1636,40 @@ mod x86 {
             out
         }
         #[inline(always)]
+        fn wide_load(from: &[f64; LANES]) -> Self::Wide {
+            unsafe { [_mm512_loadu_pd(from.as_ptr()), _mm512_loadu_pd(from.as_ptr().add(8))] }
+        }
+        #[inline(always)]
+        fn widen(self) -> Self::Wide {
+            unsafe {
+                [
+                    _mm512_cvtps_pd(_mm512_castps512_ps256(self.0)),
+                    _mm512_cvtps_pd(_mm512_extractf32x8_ps::<1>(self.0)),
+                ]
+            }
+        }
+        #[inline(always)]
+        fn narrow(wide: Self::Wide) -> Self {
+            unsafe {
+                let low = _mm512_castps256_ps512(_mm512_cvtpd_ps(wide[0]));
+                Self(_mm512_insertf32x8::<1>(low, _mm512_cvtpd_ps(wide[1])))
+            }
+        }
+        #[inline(always)]
+        fn wide_mul(wide: Self::Wide, by: f64) -> Self::Wide {
+            unsafe {
+                let by = _mm512_set1_pd(by);
+                [_mm512_mul_pd(wide[0], by), _mm512_mul_pd(wide[1], by)]
+            }
+        }
+        #[inline(always)]
+        fn wide_add_signed(sum: Self::Wide, sign: f64, wide: Self::Wide) -> Self::Wide {
+            unsafe {
+                let sign = _mm512_set1_pd(sign);
+                [_mm512_fmadd_pd(wide[0], sign, sum[0]), _mm512_fmadd_pd(wide[1], sign, sum[1])]
+            }
+        }
+        #[inline(always)]
         fn squeeze<const BITS: u32>(codes: u64) -> u64 {
             unsafe { _pext_u64(codes, code_mask(BITS)) }
         }
@@ -1519,6 +1731,35 @@ mod x86 {
                 _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b),
                 _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b),
             )
+        }
+    }
+
+    /// For each distance of [`Lanes::butterflies`]: 1 in the lanes that become sums, else -1.
+    static SIGNS: [Numbers; 4] = {
+        let mut tables = [Numbers([1.0; LANES]); 4];
+        let mut stage = 0;
+        while stage < 4 {
+            let mut lane = 0;
+            while lane < LANES {
+                if lane >> stage & 1 == 1 {
+                    tables[stage].0[lane] = -1.0;
+                }
+                lane += 1;
+            }
+            stage += 1;
+        }
+        tables
+    };
+
+    #[derive(Clone, Copy)]
+    #[repr(align(64))]
+    struct Numbers([f32; LANES]);
+
+    impl Numbers {
+        #[inline(always)]
+        fn load(&self) -> __m512 {
+            // SAFETY: 64 bytes, aligned; called only inside `run_avx512`.
+            unsafe { _mm512_load_ps(self.0.as_ptr()) }
         }
     }
 
@@ -1658,8 +1899,47 @@ mod tests {
             note(V::sums(sums));
             note(numbers.sub(V::splat(128.0)).to_int().to_float());
             note(V::widen_bytes(*self.bytes.last_chunk().expect("sixteen bytes")).pick(numbers));
+            out.extend(operations_on_numbers::<V>(self.bytes));
             out
         }
+    }
+
+    /// Operations that round, on numbers from 2^-13 to 2^11 of both signs, zeros among them: results as bits.
+    #[inline(always)]
+    fn operations_on_numbers<V: Lanes>(bytes: &[u8; 4 * LANES * LANES]) -> Vec<[u32; LANES]> {
+        let mut out = Vec::new();
+        let mut note = |found: V| {
+            let mut lanes = [0.0; LANES];
+            found.store(&mut lanes);
+            out.push(lanes.map(f32::to_bits));
+        };
+        // Sums of numbers of many magnitudes, so that each rounding of f64 is one.
+        let mut sum = V::wide_zero();
+        let mut wides = Vec::new();
+        for (i, row) in bytes.as_chunks::<{ 4 * LANES }>().0.iter().enumerate() {
+            let mut numbers = [0.0; LANES];
+            for (to, word) in numbers.iter_mut().zip(row.as_chunks::<4>().0) {
+                let word = u32::from_le_bytes(*word);
+                let exponent = 114 + (word >> 23) % 24;
+                *to =
+                    f32::from_bits(word & 0x807f_ffff | exponent << 23) * f32::from(u8::from(word % 8 != 0));
+            }
+            let numbers = V::load(&numbers);
+            note(numbers.butterflies());
+            let small = V::wide_mul(numbers.widen(), 1.0 / 3.0 * 2f64.powi(4 * i as i32 - 48));
+            for sign in [1.0, -1.0, -1.0] {
+                sum = V::wide_add_signed(sum, sign, V::wide_load(&V::wide_store(small)));
+            }
+            note(V::narrow(sum));
+            note(V::narrow(V::wide_mul(sum, 2f64.powi(-100))));
+            wides.push(V::wide_store(sum));
+        }
+        for wide in wides {
+            let bits = wide.map(f64::to_bits);
+            out.push(bits.map(|bits| bits as u32));
+            out.push(bits.map(|bits| (bits >> 32) as u32));
+        }
+        out
     }
 
     #[test]
@@ -1699,6 +1979,26 @@ mod tests {
             Plain::transpose(rows)
                 .iter()
                 .all(|row| row.0.map(f32::to_bits) == std::array::from_fn(|i| i as u32))
+        );
+    }
+
+    #[test]
+    fn the_definitions_of_operations_that_round_are_what_their_names_say() {
+        for j in 0..LANES {
+            let unit = Plain(std::array::from_fn(|i| f32::from(u8::from(i == j))));
+            let row = std::array::from_fn(|i| if (i & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 });
+            assert_eq!(unit.butterflies().0, row, "row {j} of Sylvester's matrix");
+        }
+        // 1 + 2^-24 is a tie between two f32, and goes to the even one; so is 1 + 3 · 2^-24.
+        let tie = |odd: i32| 1.0 + f64::from(odd) * 2f64.powi(-24);
+        assert_eq!(Plain::narrow([tie(1); LANES]).0, [1.0; LANES]);
+        assert_eq!(Plain::narrow([tie(3); LANES]).0, [1.0 + 2.0 * f32::EPSILON; LANES]);
+        let third = Plain::splat(1.0).div(Plain::splat(3.0));
+        assert_eq!(third.widen(), [f64::from(1f32 / 3.0); LANES]);
+        assert_eq!(Plain::wide_mul(third.widen(), 3.0), [f64::from(1f32 / 3.0) * 3.0; LANES]);
+        assert_eq!(
+            Plain::wide_add_signed([0.25; LANES], -1.0, third.widen()),
+            [0.25 - f64::from(1f32 / 3.0); LANES]
         );
     }
 }

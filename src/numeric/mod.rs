@@ -13,6 +13,7 @@
 //! Formats 1.0.
 
 pub mod divergence;
+pub mod dot;
 pub mod lanes;
 pub mod math;
 

@@ -3,14 +3,22 @@
 //! Sources are mapped and their pages are given back panel by panel; what is held is one panel's output
 //! and one strip's values for each thread. So the peak follows the panel and the threads, not the model.
 
-use super::{Limits, Module, Note, NoteKind, PlanError, STRIP_ELEMENTS};
+use std::collections::BTreeMap;
+
+use super::{FoldPlan, Limits, Module, Note, NoteKind, PlanError, STRIP_ELEMENTS};
+use crate::arch::Role;
 use crate::checkpoint::Checkpoint;
 use crate::codec::Plane;
-use crate::quant::RowLoss;
+use crate::quant::{Grain, RowLoss};
+use crate::recipe::RotationKind;
 use crate::units::Bytes;
 
 /// The process itself: code, headers, plan, provenance.
 const OVERHEAD: Bytes = Bytes::mib(32);
+
+/// Tokens that a folded model is compared on, and bytes of logits or of rows of the head that are held at a time.
+const PROBE_TOKENS: u64 = 192;
+const HELD: Bytes = Bytes::mib(64);
 
 /// The default budget of small models, whose largest tensor says nothing about the machine.
 const LEAST_DEFAULT: Bytes = Bytes::mib(64);
@@ -19,13 +27,18 @@ const LEAST_DEFAULT: Bytes = Bytes::mib(64);
 pub(super) fn fit(
     checkpoint: &Checkpoint,
     modules: &[Module],
+    fold: Option<&FoldPlan>,
     limits: Limits,
     notes: &mut Vec<Note>,
 ) -> Result<(usize, Bytes), PlanError> {
     let worker = modules.iter().map(worker_bytes).max().unwrap_or(0).max(1);
     let largest = checkpoint.tensors().iter().map(|entry| entry.bytes()).max().unwrap_or(0);
     let wanted = limits.threads.max(1);
-    let budget = limits.memory.unwrap_or(Bytes((4 * largest).max(LEAST_DEFAULT.0)));
+    let fold = fold.map_or(0, |fold| fold_bytes(modules, fold));
+    let budget = limits.memory.unwrap_or(Bytes((4 * largest).max(LEAST_DEFAULT.0).max(fold)));
+    if fold > budget.0 {
+        return Err(PlanError::Memory { needed: Bytes(fold), budget });
+    }
     let fitting = usize::try_from(budget.0 / worker).unwrap_or(usize::MAX);
     if fitting == 0 {
         return Err(PlanError::Memory { needed: Bytes(worker), budget });
@@ -38,7 +51,37 @@ pub(super) fn fit(
             detail: format!("{threads} of {wanted} threads fit in {budget}, at {} each", Bytes(worker)),
         });
     }
-    Ok((threads, Bytes(OVERHEAD.0 + threads as u64 * worker)))
+    Ok((threads, Bytes(OVERHEAD.0 + fold.max(threads as u64 * worker))))
+}
+
+/// What is held while the folded model is compared with its source, and while rotations are looked for.
+///
+/// One layer at a time is held in f32, the matrix that is being made twice, and logits of both models.
+fn fold_bytes(modules: &[Module], fold: &FoldPlan) -> u64 {
+    let mut layers: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut largest = 0;
+    for module in modules.iter().filter(|module| module.output.role != Role::Vision) {
+        let path = module.output.module.as_str();
+        let layer = path.split_once(".layers.").and_then(|(root, rest)| {
+            let number = rest.split('.').next()?;
+            Some(&path[..root.len() + ".layers.".len() + number.len()])
+        });
+        if let Some(layer) = layer {
+            *layers.entry(layer).or_default() += 4 * module.weights();
+            largest = largest.max(4 * module.weights());
+        }
+    }
+    let layer = layers.values().copied().max().unwrap_or(0);
+    let vocab = fold.decoder.vocab as u64;
+    let logits = 3 * (4 * vocab * PROBE_TOKENS).min(HELD.0.max(4 * vocab));
+    let compared = layer + 2 * largest + logits + HELD.0.min(4 * vocab * fold.decoder.hidden as u64);
+    let searched = fold.residual.as_ref().filter(|plan| plan.kind == RotationKind::OptRot.name());
+    let searched = searched.map_or(0, |plan| {
+        let n = plan.len as u64;
+        let samples = (4 * n).max(4096) * n;
+        4 * (3 * samples + 12 * n * n) + 2 * largest
+    });
+    compared.max(searched)
 }
 
 /// What one thread holds while it works on this module's largest panel.
@@ -51,8 +94,19 @@ fn worker_bytes(module: &Module) -> u64 {
         // Copied from the map to the file; only the finite check widens a strip.
         return losses + 4 * (STRIP_ELEMENTS as u64).min(rows * row);
     }
-    let strip = (STRIP_ELEMENTS as u64).max(row).min(rows * row);
+    let at_once = match module.work.grain() {
+        Grain::Rows => row,
+        Grain::Blocks(rows) => rows * row,
+        Grain::Matrix => module.weights(),
+    };
+    let strip = (STRIP_ELEMENTS as u64).max(at_once).min(rows * row);
     let cast = module.work.cast.map_or(0, |float| strip * float.bytes() as u64);
-    let scratch = if module.work.transforms.is_empty() { 0 } else { 4 * row };
+    let scratch = match (module.work.transforms.is_empty(), module.work.folded) {
+        (true, None) => 0,
+        (false, None) => 4 * row,
+        // Sixteen rows, or sixty-four columns of a block, at a time.
+        (_, Some(Grain::Rows)) => 4 * 16 * row,
+        (_, Some(_)) => 4 * 64 * (at_once / row).max(row),
+    };
     rows * planes + losses + 4 * strip + cast + scratch
 }

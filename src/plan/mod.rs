@@ -2,6 +2,7 @@
 //! and every refusal. No weight is read.
 
 mod estimate;
+mod fold;
 mod memory;
 mod module;
 mod side;
@@ -11,18 +12,22 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 pub use estimate::{Estimate, estimate};
+pub use fold::{Channels, FoldPlan, RotationPlan, Step, What};
 pub use module::{Module, STRIP_ELEMENTS};
 pub use side::{CopiedFile, SideFile};
 
-use crate::arch::{Arch, ArchError, Config, Fate, Found, Model, registry};
+use crate::arch::{Arch, ArchError, Config, Fate, Folder, Found, Model, Output, registry};
 use crate::artifact::layout::{ModuleTensors, OutputFile, lay_out};
+use crate::artifact::provenance::MeasuredRecord;
 pub use crate::artifact::provenance::Sizes;
 use crate::checkpoint::{Checkpoint, Links};
+use crate::codec::CodecSpec;
 use crate::digest::{Digest, canonical_json};
 use crate::failure::{Exit, Failure, Outcome, Problems};
 use crate::isa::Isa;
 use crate::recipe::{Recipe, RecipeError};
 use crate::stage::pipeline::Pipeline;
+use crate::tensor::{Float, Layout};
 use crate::tool::Tool;
 use crate::units::Bytes;
 
@@ -81,6 +86,14 @@ pub enum NoteKind {
     AbsentPart,
     /// An encoder changed more than rounding does.
     Repair,
+    /// A basis other than the one asked for was taken.
+    Fallback,
+    /// Numbers out of a change of basis's range were moved into it.
+    Clamp,
+    /// A tied head was given a matrix of its own, as a change of basis needs.
+    Untied,
+    /// The basis is not decided before the build measures.
+    Undecided,
     /// Threads were reduced to fit the budget.
     FewerThreads,
 }
@@ -95,13 +108,17 @@ impl NoteKind {
             NoteKind::UnreadFile => "unread-file",
             NoteKind::AbsentPart => "absent-part",
             NoteKind::Repair => "repair",
+            NoteKind::Fallback => "fallback",
+            NoteKind::Clamp => "clamp",
+            NoteKind::Untied => "untied",
+            NoteKind::Undecided => "undecided",
             NoteKind::FewerThreads => "fewer-threads",
         }
     }
 
-    /// Whether `--strict` refuses it: it changes what the artifact holds.
+    /// Whether `--strict` refuses it: it changes what the artifact holds, and the recipe did not ask for it.
     pub fn strict(self) -> bool {
-        self != NoteKind::FewerThreads
+        !matches!(self, NoteKind::FewerThreads | NoteKind::Untied | NoteKind::Undecided)
     }
 }
 
@@ -129,6 +146,10 @@ pub struct Plan {
     pub pipeline: Pipeline,
     /// Who gave out codecs.
     pub allocator: &'static str,
+    /// Changes of basis.
+    pub fold: Option<FoldPlan>,
+    /// Bases that were measured before the recipe's was decided.
+    pub measured: Option<MeasuredRecord>,
     /// One fate per source tensor.
     pub fates: Vec<Fate>,
     /// Everything that is stored, in the order of the source.
@@ -199,17 +220,48 @@ impl Failure for PlanError {
 /// # Errors
 /// Everything that is wrong with the recipe, the checkpoint, the config or the request.
 pub fn plan(recipe: Recipe, source: SourceFolder, limits: Limits) -> Outcome<Plan> {
+    plan_with(recipe, source, limits, Rounding::AsRecipe)
+}
+
+/// What becomes of the weights once they are in their new basis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rounding {
+    /// What the recipe says.
+    AsRecipe,
+    /// They are stored in f32, to see the change of basis alone.
+    None,
+}
+
+fn plan_with(recipe: Recipe, source: SourceFolder, limits: Limits, rounding: Rounding) -> Outcome<Plan> {
     let pipeline = Pipeline::find(&recipe.pipeline)?;
     let checkpoint = Checkpoint::open_with(&source.dir, &Links::of_folder(&source.dir))?;
     let config = Config::read(&source.dir)?;
     config.check_float()?;
     refuse_packed(&checkpoint)?;
+    if recipe.transform.any() {
+        registry::check_exact(&config)?;
+    }
     let arch = registry::find(&config)?;
     let probe = |name: &str| checkpoint.get(name).map(|entry| (entry.dtype, entry.shape.clone()));
-    let model = arch.model(&config, &probe)?;
-    let (fates, unused) = bind(&recipe, &checkpoint, &model)?;
+    let mut model = arch.model(&config, &probe, recipe.output.layout)?;
+    if rounding == Rounding::None || recipe.default.codec == CodecSpec::F32 {
+        model.float = Float::F32;
+    }
+    let fold = match recipe.transform.any() {
+        false => None,
+        true => {
+            let decoder = arch.decoder(&config, &model)?;
+            FoldPlan::new(&recipe, &mut model, decoder)?
+        }
+    };
+    let (fates, mut unused) = bind(&recipe, &checkpoint, &model)?;
+    if let Some(fold) = &fold {
+        unused.extend(fold.check_kept(&recipe, model.hidden, &kept(&checkpoint, &fates)));
+    }
 
-    let (mut modules, allocator) = module::assign(&recipe, &checkpoint, &model, &fates, &pipeline, unused)?;
+    let to = module::Destination { model: &model, fold: fold.as_ref(), pipeline: &pipeline, rounding };
+    let (mut modules, allocator) = module::assign(&recipe, &checkpoint, &fates, &to, unused)?;
+    check_layout(&recipe, &modules)?;
     let tensors: Vec<ModuleTensors> = modules
         .iter()
         .map(|module| ModuleTensors { folder: module.output.folder, planes: module.stored.clone() })
@@ -220,11 +272,14 @@ pub fn plan(recipe: Recipe, source: SourceFolder, limits: Limits) -> Outcome<Pla
     }
 
     let mut notes = module::notes(&checkpoint, &modules);
+    if let Some(fold) = &fold {
+        notes.extend(fold.notes(&recipe, &model));
+    }
     let copied = side::copied(&source.dir, &mut notes)?;
     side::note_absent_parts(&source.dir, &config, &modules, &copied, &mut notes);
     let sizes = sizes(&checkpoint, &modules, &files);
     let side = side::generate(&recipe, &source, &config, arch, &model, &modules, &files, &sizes);
-    let (threads, peak_memory) = memory::fit(&checkpoint, &modules, limits, &mut notes)?;
+    let (threads, peak_memory) = memory::fit(&checkpoint, &modules, fold.as_ref(), limits, &mut notes)?;
     notes.sort();
     let mut plan = Plan {
         recipe,
@@ -235,6 +290,8 @@ pub fn plan(recipe: Recipe, source: SourceFolder, limits: Limits) -> Outcome<Pla
         model,
         pipeline,
         allocator,
+        fold,
+        measured: None,
         fates,
         modules,
         files,
@@ -276,6 +333,30 @@ fn bind(
         recipe.problem(&keep.origin, message, Some("remove it, or mend the name".to_owned()))
     });
     Ok((fates, problems.collect()))
+}
+
+/// Tensors that only the recipe's `[keep]` knows, with their names in the source.
+fn kept(checkpoint: &Checkpoint, fates: &[Fate]) -> Vec<(String, Output)> {
+    let named = checkpoint.tensors().iter().zip(fates);
+    let outputs = named.filter_map(|(entry, fate)| match fate {
+        Fate::Outputs(outputs) => Some(outputs.iter().map(|output| (entry.name.clone(), output.clone()))),
+        Fate::Dropped(_) => None,
+    });
+    outputs.flatten().filter(|(_, output)| output.folder == Folder::Kept).collect()
+}
+
+/// The Hugging Face layout has no place for codes.
+fn check_layout(recipe: &Recipe, modules: &[Module]) -> Result<(), Problems<RecipeError>> {
+    let coded = modules.iter().find(|module| module.assignment.codec.quantizes());
+    let (Some(coded), Layout::HuggingFace) = (coded, recipe.output.layout) else { return Ok(()) };
+    let message = format!(
+        "`{}` would be stored as {}, which the Hugging Face layout has no place for",
+        coded.output.rule_path(),
+        coded.assignment.codec
+    );
+    let help = "use `f32`, `bf16`, `f16` or `keep`, or leave `layout` out".to_owned();
+    let origin = recipe.origins.layout.expect("only a recipe that states a layout has this one");
+    Err(recipe.problem(&origin, message, Some(help)).into())
 }
 
 /// A packed checkpoint may come without a `quantization` key; its tensors give it away.
@@ -325,6 +406,15 @@ impl Plan {
         strict(&self.notes)
     }
 
+    /// The same model in the same basis, with every weight in f32.
+    ///
+    /// # Errors
+    /// As [`plan`]: the source is opened again.
+    pub fn unrounded(&self) -> Outcome<Plan> {
+        let limits = Limits { memory: None, threads: self.threads, isa: self.isa };
+        plan_with(self.recipe.clone(), self.source.clone(), limits, Rounding::None)
+    }
+
     /// Bytes that the artifact takes on disk; provenance is estimated at half a KiB a tensor.
     pub fn disk(&self) -> Bytes {
         let side: u64 = self.side.iter().map(|file| file.bytes.len() as u64).sum();
@@ -344,7 +434,7 @@ impl Plan {
         let tensors: Vec<_> = tensors.map(|e| (&e.name, e.dtype, &e.shape, e.file, &e.range)).collect();
         let modules = self.modules.iter().map(|m| {
             let (output, choice) = (&m.output, &m.assignment);
-            (m.tensor, &output.module, output.parameter, choice.codec, choice.encoder, m.work.cast)
+            (m.tensor, &output.module, output.parameter, choice.codec, choice.encoder, m.work.cast, &m.steps)
         });
         let modules: Vec<_> = modules.collect();
         let files: Vec<_> =
@@ -356,6 +446,9 @@ impl Plan {
             "recipe": self.recipe.digest(), "seed": self.recipe.seed, "hub": self.source.hub,
             "tool": self.tool, "stages": stages, "tensors": tensors, "modules": modules,
             "files": files, "side": side, "copied": copied,
+            "rotations": self.fold.as_ref().map(|fold| (&fold.residual, &fold.values)),
+            "rotation_seed": self.recipe.transform.rotation.seed,
+            "rotation_steps": self.recipe.transform.rotation.steps,
         })))
     }
 }

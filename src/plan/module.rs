@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use super::{Note, NoteKind};
+use super::{FoldPlan, Note, NoteKind, Rounding, Step};
 use crate::alloc::{Allocator, Assignment, Candidate, Rules};
 use crate::arch::{Fate, Folder, Model, Output};
 use crate::artifact::layout::{Place, StoredTensor};
 use crate::checkpoint::Checkpoint;
-use crate::codec::{self, CodecSpec, Plane};
+use crate::codec::{CodecSpec, Plane};
 use crate::failure::Problems;
 use crate::quant::{CAST, Grain};
 use crate::recipe::{Recipe, RecipeError};
@@ -33,6 +33,8 @@ pub struct Module {
     pub output: Output,
     /// Codec, encoder and reason.
     pub assignment: Assignment,
+    /// Changes of basis, in order, after the changes of layout.
+    pub steps: Vec<Step>,
     /// The same as the stages need it.
     pub work: ModuleWork,
     /// Rows of the matrix that is encoded.
@@ -48,31 +50,37 @@ pub struct Module {
 }
 
 impl Module {
-    fn new(tensor: usize, stored: Dtype, output: Output, assignment: Assignment, model: Float) -> Self {
-        let codec = assignment.codec;
-        let (rows, row_elements) = matrix(&output, codec);
+    fn new(
+        tensor: usize,
+        stored: Dtype,
+        output: Output,
+        assignment: Assignment,
+        to: &Destination<'_>,
+    ) -> Self {
+        let (codec, model) = (assignment.codec, to.model.float);
+        let steps = to.fold.map_or_else(Vec::new, |fold| fold.steps(&output));
+        let folded = to.fold.and_then(|fold| fold.grain(&output, &steps));
+        let (rows, row_elements) = matrix(&output, codec, folded.is_some());
         let own = stored.float();
         let float = match codec {
             CodecSpec::Keep => own.unwrap_or(model),
             CodecSpec::Bf16 => Float::Bf16,
             CodecSpec::F16 => Float::F16,
+            CodecSpec::F32 => Float::F32,
             _ => model,
         };
         let work = ModuleWork {
             stored,
             row_elements: usize::try_from(row_elements).expect("a mapped row fits in memory"),
-            cast: (codec.quantizes() && own != Some(model)).then_some(model),
+            // A fold goes on in f32: rounding its input first would be an error of its own.
+            cast: (codec.quantizes() && own != Some(model) && folded.is_none()).then_some(model),
             transforms: output.transforms.clone(),
+            folded,
             codec,
             float,
             encoder: assignment.encoder,
         };
-        let planes = if work.verbatim() {
-            // Any dtype may be kept, floats or not.
-            vec![Plane { suffix: "weight", dtype: stored, row_elements }]
-        } else {
-            codec::codec(codec).planes(row_elements, float).expect("the allocator checked the group")
-        };
+        let planes = work.planes();
         let tensors = planes.iter().map(|plane| StoredTensor {
             name: output.stored_name(plane.suffix),
             dtype: plane.dtype,
@@ -87,6 +95,7 @@ impl Module {
             tensor,
             output,
             assignment,
+            steps,
             work,
             rows,
             planes,
@@ -119,16 +128,31 @@ impl Module {
         start..start + (panel.end - panel.start) * row
     }
 
+    /// Changes of layout and of basis, by name, in order.
+    pub fn transforms(&self) -> Vec<String> {
+        let layout = self.output.transforms.iter().map(|step| step.id().to_owned());
+        layout.chain(self.steps.iter().map(Step::name)).collect()
+    }
+
     /// The word for what happens to its tensor in reports.
     pub fn fate(&self) -> &'static str {
         match (self.assignment.codec, self.output.folder) {
             (codec, _) if codec.quantizes() => "quantized",
             (_, Folder::Mtp | Folder::Kept) => "moved",
+            _ if !self.steps.is_empty() => "folded",
             (CodecSpec::Keep, _) => "kept",
             _ if self.work.stored == self.work.float.dtype() => "kept",
             _ => "cast",
         }
     }
+}
+
+/// Where outputs go.
+pub(super) struct Destination<'a> {
+    pub model: &'a Model,
+    pub fold: Option<&'a FoldPlan>,
+    pub pipeline: &'a Pipeline,
+    pub rounding: Rounding,
 }
 
 /// Gives every output a codec and cuts its rows into panels; also says which allocator gave them.
@@ -138,9 +162,8 @@ impl Module {
 pub(super) fn assign(
     recipe: &Recipe,
     checkpoint: &Checkpoint,
-    model: &Model,
     fates: &[Fate],
-    pipeline: &Pipeline,
+    to: &Destination<'_>,
     unused: Vec<RecipeError>,
 ) -> Result<(Vec<Module>, &'static str), Problems<RecipeError>> {
     let mut outputs: Vec<(usize, &Output)> = Vec::new();
@@ -154,7 +177,7 @@ pub(super) fn assign(
         .map(|(tensor, output)| {
             let name = checkpoint.tensors()[*tensor].name.as_str();
             let source_module = name.strip_suffix(".weight").unwrap_or(name);
-            let narrow = match (model.uniform, model.float) {
+            let narrow = match (to.model.uniform, to.model.float) {
                 (true, Float::Bf16) => Some((Float::Bf16, CodecSpec::Bf16)),
                 (true, Float::F16) => Some((Float::F16, CodecSpec::F16)),
                 // Nothing is wider than f32.
@@ -170,12 +193,17 @@ pub(super) fn assign(
         Ok(assignments) => Problems::none_or(unused, assignments)?,
         Err(more) => return Err(more.after(unused)),
     };
-    let modules = outputs.into_iter().zip(assignments).map(|((tensor, output), assignment)| {
+    let modules = outputs.into_iter().zip(assignments).map(|((tensor, output), mut assignment)| {
         let stored = checkpoint.tensors()[tensor].dtype;
-        let mut module = Module::new(tensor, stored, output.clone(), assignment, model.float);
-        let most = match pipeline.grain(&module.work) {
+        if to.rounding == Rounding::None && stored.float().is_some() {
+            (assignment.codec, assignment.encoder) = (CodecSpec::F32, CAST);
+        }
+        let mut module = Module::new(tensor, stored, output.clone(), assignment, to);
+        let fitting = PANEL_ELEMENTS / module.work.row_elements as u64;
+        let most = match to.pipeline.grain(&module.work) {
             Grain::Matrix => u64::MAX,
-            Grain::Rows => (PANEL_ELEMENTS / module.work.row_elements as u64).max(1),
+            Grain::Blocks(rows) => (fitting / rows).max(1) * rows,
+            Grain::Rows => fitting.max(1),
         };
         module.panels = module.select().panels(module.rows, most);
         module
@@ -190,13 +218,13 @@ fn owns_all(output: &Output) -> bool {
 /// Rows and columns of the matrix that is encoded.
 ///
 /// Floats are cut after the first dimension, so that a transform sees a whole kernel as one row; codes are
-/// cut before the last, where groups run. A module that owns only some rows keeps the cut its rows are
+/// cut before the last, where groups run, and so is what changes its basis. A module that owns only some rows keeps the cut its rows are
 /// counted in.
-fn matrix(output: &Output, codec: CodecSpec) -> (u64, u64) {
+fn matrix(output: &Output, codec: CodecSpec, folded: bool) -> (u64, u64) {
     let shape = &output.shape;
     let total = shape.elements().expect("checked when the header was read");
     let rows = match shape.0.as_slice() {
-        _ if codec.quantizes() || !owns_all(output) => shape.rows(),
+        _ if codec.quantizes() || folded || !owns_all(output) => shape.rows(),
         [first, _, ..] => *first,
         _ => 1,
     };
@@ -212,7 +240,9 @@ pub(super) fn notes(checkpoint: &Checkpoint, modules: &[Module]) -> Vec<Note> {
             let detail = format!("is rounded from {from} to {to}, the model's dtype, before it is encoded");
             return Some(Note { kind: NoteKind::CastFirst, subject, detail });
         }
-        let casts = module.assignment.encoder == CAST && module.work.float != from;
+        // f32 holds whatever the others hold.
+        let rounds = module.work.float != from && module.work.float != Float::F32;
+        let casts = module.assignment.encoder == CAST && rounds;
         let detail = format!("is rounded from {from} to {}", module.work.float);
         casts.then_some(Note { kind: NoteKind::Cast, subject, detail })
     });

@@ -154,7 +154,7 @@ pub(super) fn generate(
     );
     let mut side = vec![SideFile { name: "config.json".to_owned(), bytes: pretty_json(&main) }];
     let draft = modules.iter().any(|module| module.output.folder == Folder::Mtp);
-    if draft && let Some(config) = arch.draft_config(config) {
+    if draft && let Some(config) = arch.draft_config(config, model) {
         let config = with_quantization(config, quantization(matrices(Folder::Mtp), CodecSpec::Keep));
         side.push(SideFile { name: "mtp/config.json".to_owned(), bytes: pretty_json(&config) });
     }

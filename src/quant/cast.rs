@@ -1,4 +1,4 @@
-//! Rounding to a float type: the encoder of `keep`, `bf16` and `f16`.
+//! Rounding to a float type: the encoder of `keep`, `bf16`, `f16` and `f32`.
 
 use super::loss::{RUN, RowSums, Run, mend_out_of_range};
 use super::{Grain, QuantError, Quantizer, Repairs, RowLoss, Rows, check_sizes};
@@ -55,6 +55,7 @@ fn storage(codec: CodecSpec) -> Option<Storage> {
         CodecSpec::Keep => Some(Storage::Keep),
         CodecSpec::Bf16 => Some(Storage::Bf16),
         CodecSpec::F16 => Some(Storage::F16),
+        CodecSpec::F32 => Some(Storage::F32),
         _ => None,
     }
 }

@@ -36,6 +36,8 @@ pub const CAST: &str = "cast";
 pub enum Grain {
     /// Any range of rows: work is streamed.
     Rows,
+    /// Runs of so many rows: a matrix of each expert, or a head.
+    Blocks(u64),
     /// The whole matrix.
     Matrix,
 }

@@ -159,6 +159,16 @@ impl<'t> Value<'t> {
         }
     }
 
+    pub fn boolean(self, report: &mut Report) -> Option<At<bool>> {
+        match self.value {
+            DeValue::Boolean(value) => Some(At { value: *value, at: self.at }),
+            _ => {
+                self.wrong_type("true or false", report);
+                None
+            }
+        }
+    }
+
     pub fn table(self, section: Section, report: &mut Report) -> Option<Table<'t>> {
         match self.value {
             DeValue::Table(entries) => Some(Table::new(section, entries, self.at, report)),

@@ -3,12 +3,14 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::RotationKind;
 use super::keys::{Section, elsewhere};
 use super::pattern::BadPattern;
 use super::text::{Located, listed, nearest};
 use crate::codec::CodecSpec;
 use crate::failure::{Exit, Failure};
 use crate::quant::ENCODERS;
+use crate::tensor::Layout;
 use crate::units::{BadSize, Bytes};
 
 /// Why a recipe cannot be used.
@@ -260,6 +262,49 @@ pub enum Mistake {
     /// A revision of a folder.
     #[error("`revision` belongs to `hub`, and this source has none")]
     RevisionWithoutHub,
+    /// No such rotation.
+    #[error("no rotation is called `{found}`")]
+    UnknownRotation {
+        /// As written.
+        found: String,
+    },
+    /// A setting of another kind of rotation.
+    #[error("`{key}` is a setting of `{of}`, not of `{kind}`")]
+    RotationTakesNo {
+        /// The setting.
+        key: &'static str,
+        /// The kind it stands beside.
+        kind: &'static str,
+        /// The kind that has it.
+        of: &'static str,
+    },
+    /// A rotation of a stream whose norms have gains.
+    #[error("a rotation needs `gamma-fold`: norms commute with it only without their gains")]
+    RotationNeedsGains,
+    /// Two changes of the same channels.
+    #[error("`{key}` and a rotation of value heads (`r2 = true`) undo each other")]
+    ValuesTwice {
+        /// The first one's key.
+        key: &'static str,
+    },
+    /// A number out of its range.
+    #[error("`{key}` must be from {least} to {most}, got {found}")]
+    NumberRange {
+        /// The key.
+        key: &'static str,
+        /// The least allowed.
+        least: u32,
+        /// The most allowed.
+        most: u32,
+        /// As written.
+        found: String,
+    },
+    /// No such layout.
+    #[error("no layout is called `{found}`")]
+    UnknownLayout {
+        /// As written.
+        found: String,
+    },
     /// Not a repository name.
     #[error("`hub` must be `org/name`, got `{found}`")]
     BadHub {
@@ -321,7 +366,7 @@ pub enum Mistake {
 }
 
 /// Every codec's name, as recipes spell it, in the order documents list them.
-pub const CODECS: &[&str] = &["affine", "mxfp4", "mxfp8", "nvfp4", "keep", "bf16", "f16"];
+pub const CODECS: &[&str] = &["affine", "mxfp4", "mxfp8", "nvfp4", "keep", "bf16", "f16", "f32"];
 
 const AFFINE_EXAMPLE: &str = "write `codec = { affine = { bits = 4, group = 64 } }`";
 
@@ -362,6 +407,12 @@ impl Mistake {
             Mistake::UnknownCodec { found } => suggest(found, CODECS.iter().copied()),
             Mistake::CodecNeedsParameters { .. } => AFFINE_EXAMPLE.into(),
             Mistake::CodecTakesNoParameters { codec } => format!("write `codec = \"{codec}\"`"),
+            Mistake::UnknownRotation { found } => {
+                suggest(found, RotationKind::NAMES.iter().map(|(name, _)| *name))
+            }
+            Mistake::UnknownLayout { found } => suggest(found, Layout::NAMES.iter().map(|(name, _)| *name)),
+            Mistake::RotationTakesNo { .. } | Mistake::RotationNeedsGains => "leave it out".into(),
+            Mistake::ValuesTwice { .. } => "leave one of the two out".into(),
             Mistake::UnknownEncoder { found } => suggest(found, ENCODERS.iter().copied()),
             Mistake::EncoderRefuses { codec, .. } if codec.quantizes() => {
                 "leave `encoder` out, or choose codec `affine`".into()

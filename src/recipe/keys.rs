@@ -16,6 +16,10 @@ pub enum Section {
     Rule,
     /// `[keep]`.
     Keep,
+    /// `[transform]`.
+    Transform,
+    /// `rotation` of `[transform]`.
+    Rotation,
     /// `[output]`.
     Output,
     /// The parameters of `affine`.
@@ -24,12 +28,14 @@ pub enum Section {
 
 impl Section {
     /// Every table, in the order documents list them.
-    pub const ALL: [Section; 7] = [
+    pub const ALL: [Section; 9] = [
         Section::Top,
         Section::Source,
         Section::Default,
         Section::Rule,
         Section::Keep,
+        Section::Transform,
+        Section::Rotation,
         Section::Output,
         Section::Affine,
     ];
@@ -42,6 +48,8 @@ impl Section {
             Section::Default => "`[default]`",
             Section::Rule => "`[[rule]]`",
             Section::Keep => "`[keep]`",
+            Section::Transform => "`[transform]`",
+            Section::Rotation => "`rotation`",
             Section::Output => "`[output]`",
             Section::Affine => "`affine`",
         }
@@ -55,6 +63,8 @@ impl Section {
             Section::Default => "default.",
             Section::Rule => "rule.",
             Section::Keep => "keep.",
+            Section::Transform => "transform.",
+            Section::Rotation => "transform.rotation.",
             Section::Output => "output.",
             Section::Affine => "codec.affine.",
         }
@@ -133,6 +143,13 @@ pub static KEYS: &[Key] = &[
         "What the modules that match take; the first match wins",
     ),
     key(Section::Top, "keep", "table", "none", "Tensors to store untouched"),
+    key(
+        Section::Top,
+        "transform",
+        "table",
+        "none",
+        "Changes of basis that leave what the model computes as it is",
+    ),
     key(Section::Top, "output", "table", "none", "Where the artifact goes and how it is split"),
     key(Section::Source, "path", "path", "none", "A folder that holds a checkpoint"),
     key(Section::Source, "hub", "string", "none", "A Hugging Face repository, `org/name`"),
@@ -155,7 +172,88 @@ pub static KEYS: &[Key] = &[
         "`[]`",
         "Names of source tensors that the architecture does not know, to store as they are",
     ),
+    key(
+        Section::Transform,
+        "gamma-fold",
+        "boolean",
+        "`true` with a rotation, else `false`",
+        "Gains of norms go into the weights that read them; a tied head becomes a matrix of its own",
+    ),
+    key(
+        Section::Transform,
+        "rotation",
+        "kind or table",
+        "`\"none\"`",
+        "The basis of the residual stream: `none`, `hadamard`, `random-orthogonal`, `block-hadamard`, `optrot`, \
+         `auto`, or `measure` for the best of them",
+    ),
+    key(
+        Section::Transform,
+        "key-balance",
+        "boolean",
+        "`false`",
+        "Channels of keys get even sizes, those of queries the inverse",
+    ),
+    key(
+        Section::Transform,
+        "value-balance",
+        "boolean",
+        "`false`",
+        "Channels of values and the columns that read them get even sizes",
+    ),
+    key(
+        Section::Transform,
+        "value-order",
+        "boolean",
+        "`false`",
+        "Channels of values in the order of their sizes, so that a group holds like ones",
+    ),
+    key(
+        Section::Transform,
+        "up-balance",
+        "boolean",
+        "`false`",
+        "Inner channels of MLPs: rows of `up_proj` and columns of `down_proj` get even sizes",
+    ),
+    key(
+        Section::Transform,
+        "text",
+        "path",
+        "built-in text",
+        "A JSONL file of `text` or `messages` that `measure` scores on",
+    ),
+    key(Section::Transform, "tokens", "integer", "`1024`", "The most tokens of it; 16 to 1048576"),
+    key(Section::Rotation, "kind", "string", "required", "As `transform.rotation`"),
+    key(
+        Section::Rotation,
+        "seed",
+        "integer",
+        "`42`",
+        "Where its signs or Gaussians start; 0 to 9223372036854775807",
+    ),
+    key(
+        Section::Rotation,
+        "r2",
+        "boolean or `\"auto\"`",
+        "`\"auto\"`",
+        "Whether value heads are rotated too; `auto`: where that is exact",
+    ),
+    key(
+        Section::Rotation,
+        "block",
+        "integer",
+        "the default codec's group",
+        "Width of a block of `block-hadamard`; must divide the stream's width",
+    ),
+    key(Section::Rotation, "steps", "integer", "`100`", "Steps of descent of `optrot`; 1 to 10000"),
     key(Section::Output, "directory", "path", "the command's choice", "The artifact's folder; not inherited"),
+    key(
+        Section::Output,
+        "layout",
+        "string",
+        "`\"mlx\"`",
+        "Whose names and shapes are written: `mlx`, or `huggingface` for floats in the source's own",
+    ),
     key(Section::Output, "shard-size", "size", "`\"5GB\"`", "The most a weight file may hold; at least 1 MB"),
     key(Section::Affine, "bits", "integer", "required", "Bits of a code: 2, 3, 4, 5, 6 or 8"),
     key(

@@ -6,7 +6,7 @@
 //! the list of keys that it, the parser and the suggestions share.
 //!
 //! Files are joined like this. A key of a recipe wins over the same key of its base; `source` counts
-//! as one key, and so does `default.codec` together with `default.encoder`. Rules of a recipe come
+//! as one key, and so do `transform.rotation` and `default.codec` together with `default.encoder`. Rules of a recipe come
 //! before those of its base, and a base's rule that could then match nothing (the same pattern again,
 //! or anything after a bare `*`) is dropped. `keep` adds up. `name`, `description` and
 //! `output.directory` belong to one artifact and are not inherited.
@@ -18,6 +18,7 @@ mod lock;
 mod pattern;
 mod sheet;
 mod text;
+mod transform;
 
 use std::fmt;
 use std::fs::File;
@@ -28,6 +29,7 @@ pub use self::error::{CODECS, FileProblem, Mistake, RecipeError};
 pub use self::lock::{Difference, Lock, LockError, LockMistake, differences_text};
 pub use self::pattern::{BadPattern, Pattern, Scope};
 pub use self::text::{Located, Origin, RecipeFile};
+pub use self::transform::{OPTROT_STEPS, ROTATION_SEED, RotationChoice, RotationKind, Transforms};
 
 use self::dom::{Problem, Report};
 use self::sheet::{Sheet, base_of, check_encoder};
@@ -35,6 +37,7 @@ use crate::codec::CodecSpec;
 use crate::digest::{Digest, Hasher};
 use crate::failure::Problems;
 use crate::quant::ENCODERS;
+use crate::tensor::Layout;
 use crate::units::Bytes;
 
 /// The most bytes a recipe file may have.
@@ -68,6 +71,8 @@ pub struct Recipe {
     pub rules: Vec<Rule>,
     /// Tensors of unknown role that are stored as they are.
     pub keep: Vec<KeepPattern>,
+    /// Changes of basis.
+    pub transform: Transforms,
     /// Where to, and how split.
     pub output: Output,
     /// Where stages that draw random numbers start.
@@ -147,6 +152,8 @@ pub struct Output {
     pub directory: Option<PathBuf>,
     /// The most bytes of a weight file.
     pub shard_size: Bytes,
+    /// Names and shapes of what is written.
+    pub layout: Layout,
 }
 
 /// Where single values are stated; `None` if nowhere.
@@ -160,6 +167,8 @@ pub struct Origins {
     pub default_codec: Option<Origin>,
     /// `output.directory`.
     pub directory: Option<Origin>,
+    /// `output.layout`.
+    pub layout: Option<Origin>,
 }
 
 /// Whether `encoder` can fill `codec`: `mlx` fills all that quantize, the others only affine.
@@ -239,6 +248,7 @@ impl Recipe {
         if let (Some(codec), Some(encoder)) = (&codec, &encoder) {
             check_encoder(codec.value, encoder, &mut report);
         }
+        let transform = transform::join(sheets.iter().map(|sheet| &sheet.transform), &mut report);
         problems.append(&mut report.problems);
 
         let source = sheets.iter().find_map(|sheet| sheet.source.clone());
@@ -258,15 +268,18 @@ impl Recipe {
                 }
             }
         }
+        let layout = sheets.iter().find_map(|sheet| sheet.layout.as_ref());
         let output = Output {
             directory: own.directory.as_ref().map(|directory| directory.value.clone()),
             shard_size: sheets.iter().find_map(|sheet| sheet.shard_size).unwrap_or(Bytes(5_000_000_000)),
+            layout: layout.map(|layout| layout.value).unwrap_or_default(),
         };
         let origins = Origins {
             source: source.as_ref().map(|source| source.at),
             pipeline: pipeline.as_ref().map(|pipeline| pipeline.at),
             default_codec: codec.as_ref().map(|codec| codec.at),
             directory: own.directory.as_ref().map(|directory| directory.at),
+            layout: layout.map(|layout| layout.at),
         };
         let seed = sheets.iter().find_map(|sheet| sheet.seed).unwrap_or(0);
         let (name, description) = (own.name.clone(), own.description.clone());
@@ -290,6 +303,7 @@ impl Recipe {
             default: Choice { codec: codec.value, encoder: encoder.map(|encoder| encoder.value) },
             rules,
             keep,
+            transform,
             output,
             seed,
             origins,
@@ -320,6 +334,17 @@ impl Recipe {
             (Some(Source::Path(written)), Some(origin)) => Some(self.resolve(written, origin)),
             _ => None,
         }
+    }
+
+    /// The recipe with its basis decided: one of [`Transforms::CANDIDATES`].
+    pub fn with_basis(mut self, basis: &str) -> Self {
+        self.transform = self.transform.with_basis(basis);
+        self
+    }
+
+    /// The text that [`RotationKind::Measure`] scores on, from the folder of the file that states it.
+    pub fn transform_text(&self) -> Option<PathBuf> {
+        Some(self.resolve(self.transform.text.as_ref()?, self.transform.text_origin?))
     }
 
     /// The artifact's folder, from the folder of the file that states it.
@@ -498,7 +523,10 @@ mod tests {
     fn what_is_not_stated_has_its_default() {
         let recipe = joined(&["name = 'x'\ndefault.codec = 'mxfp4'"]);
         assert_eq!((recipe.pipeline.as_str(), recipe.seed), ("rtn", 0));
-        assert_eq!(recipe.output, Output { directory: None, shard_size: Bytes(5_000_000_000) });
+        assert_eq!(
+            recipe.output,
+            Output { directory: None, shard_size: Bytes(5_000_000_000), layout: Layout::Mlx }
+        );
         assert_eq!((recipe.source, recipe.description), (None, None));
         assert!(recipe.rules.is_empty() && recipe.keep.is_empty());
     }
@@ -513,7 +541,10 @@ mod tests {
         assert_eq!((recipe.name.as_str(), recipe.description.as_deref()), ("child", None));
         assert_eq!((recipe.seed, recipe.pipeline.as_str()), (2, "other"));
         assert_eq!(recipe.default.codec, CodecSpec::Mxfp4);
-        assert_eq!(recipe.output, Output { directory: None, shard_size: Bytes(1_000_000_000) });
+        assert_eq!(
+            recipe.output,
+            Output { directory: None, shard_size: Bytes(1_000_000_000), layout: Layout::Mlx }
+        );
         let kept: Vec<&str> = recipe.keep.iter().map(|keep| keep.pattern.as_str()).collect();
         assert_eq!(kept, ["*.a", "*.b", "*.c"]);
         // The source is stated by the base, so it starts at the base's folder.

@@ -13,9 +13,11 @@ use super::error::{CODECS, Mistake};
 use super::keys::Section;
 use super::pattern::Pattern;
 use super::text::{Origin, RecipeFile};
+use super::transform::TransformSheet;
 use super::{Choice, KeepPattern, Rule, Source, encoder_fills};
 use crate::codec::{AffineBits, CodecSpec, GroupSize};
 use crate::quant::ENCODERS;
+use crate::tensor::Layout;
 use crate::units::Bytes;
 
 /// The least `shard-size`: below it, headers outweigh the weights.
@@ -38,8 +40,10 @@ pub(super) struct Sheet {
     pub encoder: Option<At<String>>,
     pub rules: Vec<Rule>,
     pub keep: Vec<KeepPattern>,
+    pub transform: TransformSheet,
     pub directory: Option<At<PathBuf>>,
     pub shard_size: Option<Bytes>,
+    pub layout: Option<At<Layout>>,
 }
 
 /// The base that a file names, whatever else is wrong with it.
@@ -86,9 +90,13 @@ impl Sheet {
         if let Some(table) = top.get("keep").and_then(|value| value.table(Section::Keep, report)) {
             sheet.keep = keep(&table, &file.text, report);
         }
+        if let Some(value) = top.get("transform") {
+            sheet.transform = TransformSheet::read(value, report);
+        }
         if let Some(table) = top.get("output").and_then(|value| value.table(Section::Output, report)) {
             sheet.directory = table.get("directory").and_then(|value| path(value, report));
             sheet.shard_size = table.get("shard-size").and_then(|value| shard_size(value, report));
+            sheet.layout = table.get("layout").and_then(|value| layout(value, report));
         }
         sheet
     }
@@ -106,7 +114,7 @@ fn name(value: Value<'_>, report: &mut Report) -> Option<String> {
     None
 }
 
-fn path(value: Value<'_>, report: &mut Report) -> Option<At<PathBuf>> {
+pub(super) fn path(value: Value<'_>, report: &mut Report) -> Option<At<PathBuf>> {
     value.string(report).map(|text| At { value: PathBuf::from(text.value), at: text.at })
 }
 
@@ -120,7 +128,7 @@ fn pipeline(value: Value<'_>, known: &[&str], report: &mut Report) -> Option<At<
     None
 }
 
-fn seed(value: Value<'_>, report: &mut Report) -> Option<u64> {
+pub(super) fn seed(value: Value<'_>, report: &mut Report) -> Option<u64> {
     let (number, found) = value.integer(report)?;
     // TOML promises 64-bit signed integers and no more.
     let seed = number.and_then(|n| i64::try_from(n).ok()).and_then(|n| u64::try_from(n).ok());
@@ -345,6 +353,15 @@ fn keep(table: &Table<'_>, text: &str, report: &mut Report) -> Vec<KeepPattern> 
         }
     }
     kept
+}
+
+fn layout(value: Value<'_>, report: &mut Report) -> Option<At<Layout>> {
+    let At { value: found, at } = value.string(report)?;
+    let known = Layout::NAMES.iter().find(|(name, _)| *name == found);
+    if known.is_none() {
+        report.add(at, Mistake::UnknownLayout { found: found.to_owned() });
+    }
+    known.map(|(_, layout)| At { value: *layout, at })
 }
 
 fn shard_size(value: Value<'_>, report: &mut Report) -> Option<Bytes> {

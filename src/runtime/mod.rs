@@ -11,6 +11,7 @@ mod head;
 mod layer;
 mod many;
 mod state;
+mod store;
 mod stream;
 mod weights;
 
@@ -22,6 +23,7 @@ pub use head::Head;
 pub use layer::{Layer, Observer, Span};
 pub use many::Part;
 pub use state::{DeltaState, KvCache, LayerState, State};
+pub use store::{Files, Store};
 pub use stream::Stream;
 pub use weights::Weights;
 
@@ -39,6 +41,8 @@ pub enum RuntimeError {
     NoParameter { path: String },
     #[error("`{file}`: parameter `{path}` holds NaN or infinity")]
     NonFinite { path: String, file: PathBuf },
+    #[error("{problem}")]
+    Unmade { problem: String, help: Option<String> },
     #[error("the logits after token {token} hold NaN or infinity, though every weight is finite")]
     Overflow { token: usize },
     #[error("token id {found} is out of range: the model has {vocab} tokens")]
@@ -62,6 +66,7 @@ impl Failure for RuntimeError {
         match self {
             RuntimeError::NoParameter { .. }
             | RuntimeError::NonFinite { .. }
+            | RuntimeError::Unmade { .. }
             | RuntimeError::Overflow { .. } => Exit::Input,
             _ => Exit::Request,
         }
@@ -73,6 +78,7 @@ impl Failure for RuntimeError {
                 "check that config and weights belong together and that the download is complete".to_owned()
             }
             RuntimeError::NonFinite { .. } => "the file is damaged; download or build it again".to_owned(),
+            RuntimeError::Unmade { help, .. } => return help.clone(),
             RuntimeError::Overflow { .. } => {
                 "weights or scales are far out of range: use another build of the model".to_owned()
             }

@@ -10,7 +10,6 @@ use super::layer::{Layer, Observer, Span};
 use super::state::LayerState;
 use super::weights::Weights;
 use super::{Head, ROWS, RuntimeError, check_context, check_finite, check_tokens, values_of_row};
-use crate::backend::Stored;
 use crate::backend::cpu::{Cpu, Rotation};
 use crate::units::Bytes;
 
@@ -41,15 +40,13 @@ impl<'a> Stream<'a> {
             check_context(&weights.decoder, tokens.len())?;
         }
         let root = weights.decoder.root;
-        let embedding = weights.packed(&format!("{root}.embed_tokens"))?;
         let rows: usize = sequences.iter().map(Vec::len).sum();
-        let mut x = Vec::with_capacity(rows * embedding.in_features);
-        for token in sequences.iter().flatten() {
-            let at = x.len();
-            x.resize(at + embedding.in_features, 0.0);
-            embedding.decode(*token as usize..*token as usize + 1, &mut x[at..]);
+        let mut x = vec![0.0; rows * weights.decoder.hidden];
+        let tokens = sequences.iter().flatten().map(|token| *token as usize);
+        for (row, token) in x.chunks_exact_mut(weights.decoder.hidden).zip(tokens) {
+            weights.packed_rows(&format!("{root}.embed_tokens"), token..token + 1)?.decode(0..1, row);
         }
-        weights.stored(&format!("{root}.embed_tokens.")).iter().for_each(Stored::release);
+        weights.release(&format!("{root}.embed_tokens."));
         Ok(Self { weights, cpu, lengths: sequences.iter().map(Vec::len).collect(), x, layer: 0 })
     }
 
@@ -84,11 +81,11 @@ impl<'a> Stream<'a> {
 
     /// Bytes of weights in layer `layer`.
     pub fn layer_bytes(&self, layer: usize) -> Bytes {
-        Bytes(self.stored(layer).iter().map(|stored| stored.bytes().len() as u64).sum())
+        self.weights.bytes_below(&self.path(layer))
     }
 
-    fn stored(&self, layer: usize) -> Vec<Stored> {
-        self.weights.stored(&format!("{}.layers.{layer}.", self.weights.decoder.root))
+    fn path(&self, layer: usize) -> String {
+        format!("{}.layers.{layer}.", self.weights.decoder.root)
     }
 
     /// Takes the whole batch through the next layer.
@@ -130,7 +127,7 @@ impl<'a> Stream<'a> {
         self.layer += 1;
         observer.residual(self.layer, &self.x);
         drop(layer);
-        self.stored(self.layer - 1).iter().for_each(Stored::release);
+        self.weights.release(&self.path(self.layer - 1));
         Ok(())
     }
 

@@ -6,20 +6,22 @@
 //! [`crate::arch::Packing`].
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::RuntimeError;
+use super::{Files, RuntimeError, Store};
 use crate::arch::{
     Arch, ArchError, Config, DecoderConfig, Folder, Model as Statement, Output, Packing, Role, Slot, registry,
 };
-use crate::backend::{Packed, Stored};
+use crate::backend::Packed;
 use crate::checkpoint::{Checkpoint, Links, REPORTED, TensorEntry};
 use crate::codec::{CodecSpec, codec};
 use crate::failure::{Outcome, Problems};
 use crate::isa::Isa;
 use crate::numeric::widen;
-use crate::tensor::{Dtype, Float, Shape};
+use crate::tensor::{Dtype, Float, Layout, Shape};
+use crate::transform::Panel;
 use crate::units::Bytes;
 
 /// An opened folder: every parameter found and checked, nothing read yet.
@@ -42,7 +44,7 @@ pub struct Weights {
 #[derive(Debug)]
 struct Parameter {
     output: Output,
-    store: Arc<Checkpoint>,
+    store: Arc<dyn Store>,
     /// One per plane.
     planes: Vec<TensorEntry>,
     codec: CodecSpec,
@@ -57,19 +59,22 @@ impl Weights {
     pub fn open(dir: &Path) -> Outcome<Self> {
         let (config, packing) = Config::read_packed(dir)?;
         config.check_float()?;
+        let main = Checkpoint::open_with(dir, &Links::of_folder(dir))?;
+        Self::of(dir, config, &packing, Arc::new(Files(Arc::new(main))))
+    }
+
+    /// The model whose main tensors are in `main`; a draft head in a folder of its own is looked for in `dir`.
+    ///
+    /// # Errors
+    /// As [`Weights::open`].
+    pub fn of(dir: &Path, config: Config, packing: &Packing, main: Arc<dyn Store>) -> Outcome<Self> {
         let arch = registry::find(&config)?;
-        let links = Links::of_folder(dir);
-        let main = Arc::new(Checkpoint::open_with(dir, &links)?);
         // A packed embedding has the packed shape; only its presence and its place are asked for.
         let probe = |name: &str| main.get(name).map(|entry| (entry.dtype, entry.shape.clone()));
-        let statement = arch.model(&config, &probe)?;
+        let statement = arch.model(&config, &probe, Layout::Mlx)?;
         let decoder = arch.decoder(&config, &statement)?;
-        let mut binder = Binder {
-            folder: Folder::Main,
-            packing: &packing,
-            problems: Vec::new(),
-            parameters: BTreeMap::new(),
-        };
+        let mut binder =
+            Binder { folder: Folder::Main, packing, problems: Vec::new(), parameters: BTreeMap::new() };
         let mut unused = binder.bind(&main, &statement.slots, &statement);
         let has_draft =
             statement.slots.iter().flat_map(|slot| &slot.outputs).any(|o| o.folder == Folder::Mtp);
@@ -84,7 +89,7 @@ impl Weights {
             problems.truncate(REPORTED);
             problems.push(ArchError::More { count });
         }
-        let layout = statement.layout;
+        let layout = statement.layout.title();
         let weights = Self { dir: dir.to_owned(), config, decoder, layout, parameters, unused };
         Ok(Problems::none_or(problems, weights)?)
     }
@@ -104,7 +109,15 @@ impl Weights {
     /// # Errors
     /// [`RuntimeError::NoParameter`], which a folder that was opened without an error does not give.
     pub fn packed(&self, module: &str) -> Result<Packed, RuntimeError> {
-        Ok(self.parameter(&format!("{module}.weight"))?.packed())
+        self.parameter(&format!("{module}.weight"))?.packed()
+    }
+
+    /// Some rows of such a matrix.
+    ///
+    /// # Errors
+    /// As [`Weights::packed`].
+    pub fn packed_rows(&self, module: &str, rows: Range<usize>) -> Result<Packed, RuntimeError> {
+        self.parameter(&format!("{module}.weight"))?.rows(rows.start as u64..rows.end as u64)
     }
 
     /// The matrix that makes logits, `[V, H]`: the head's, or the embedding's if they are tied.
@@ -112,17 +125,18 @@ impl Weights {
     /// # Errors
     /// As [`Weights::packed`].
     pub fn head(&self) -> Result<Packed, RuntimeError> {
-        match self.decoder.head {
-            Some(head) => self.packed(head),
-            None => self.packed(&format!("{}.embed_tokens", self.decoder.root)),
-        }
+        self.packed(&self.head_path())
+    }
+
+    /// The path of that matrix.
+    pub fn head_path(&self) -> String {
+        let embedding = || format!("{}.embed_tokens", self.decoder.root);
+        self.decoder.head.map_or_else(embedding, str::to_owned)
     }
 
     /// Bytes of the largest layer, or of the head: what [`super::Stream`] maps at a time.
     pub fn largest_part(&self) -> Bytes {
-        let of = |prefix: &str| -> u64 {
-            self.stored(prefix).iter().map(|stored| stored.bytes().len() as u64).sum()
-        };
+        let of = |prefix: &str| self.bytes_below(prefix).0;
         let root = self.decoder.root;
         let layers = (0..self.decoder.layers.len()).map(|i| of(&format!("{root}.layers.{i}.")));
         let ends = [Some(format!("{root}.embed_tokens.")), self.decoder.head.map(|head| format!("{head}."))];
@@ -134,13 +148,12 @@ impl Weights {
     /// # Errors
     /// As [`Weights::packed`].
     pub fn expert(&self, module: &str, e: usize) -> Result<Packed, RuntimeError> {
-        let select = self.parameter(&format!("{module}.weight"))?.output.select;
-        let whole = self.packed(module)?;
-        let start = e * select.period as usize + select.start as usize;
-        let rows = self.parameter(&format!("{module}.weight"))?.output.shape.0[1] as usize;
+        let parameter = self.parameter(&format!("{module}.weight"))?;
+        let (select, rows) = (parameter.output.select, parameter.output.shape.0[1]);
+        let start = e as u64 * select.period + select.start;
         // Where a tensor is one module's alone, its period is all of it, or one expert's.
-        let start = if select.len as usize == rows { start } else { e * rows };
-        Ok(whole.rows(start..start + rows))
+        let start = if select.len == rows { start } else { e as u64 * rows };
+        parameter.rows(start..start + rows)
     }
 
     /// A small tensor in f32, after its changes of layout.
@@ -153,12 +166,15 @@ impl Weights {
         let float = entry.dtype.float().expect("binding let only float tensors through");
         let elements = parameter.output.shape.elements().expect("the header's shape was checked") as usize;
         let mut values = vec![0.0; elements];
-        if !widen(float, parameter.store.bytes(entry), &mut values, Isa::best()) {
+        let stored = parameter.store.rows(entry, 0..entry.shape.rows())?;
+        if !widen(float, stored.bytes(), &mut values, Isa::best()) {
             return Err(RuntimeError::NonFinite { path: path.to_owned(), file: parameter.file() });
         }
         let mut scratch = Vec::new();
         for transform in &parameter.output.transforms {
-            transform.apply(&mut values, parameter.output.shape.last() as usize, &mut scratch);
+            let row_elements = parameter.output.shape.last() as usize;
+            let panel = Panel { values: &mut values, row_elements, first_row: 0 };
+            transform.apply(panel, Isa::best(), &mut scratch);
         }
         Ok(values)
     }
@@ -168,7 +184,10 @@ impl Weights {
     pub fn non_finite(&self) -> Option<RuntimeError> {
         let computed = self.parameters.iter().filter(|(_, p)| p.output.role != Role::Vision);
         computed.into_iter().find_map(|(path, parameter)| {
-            let weight = parameter.packed();
+            let weight = match parameter.packed() {
+                Ok(weight) => weight,
+                Err(error) => return Some(error),
+            };
             let mut row = vec![0.0; weight.in_features];
             let bad = (0..weight.out_features).any(|n| {
                 weight.decode(n..n + 1, &mut row);
@@ -178,11 +197,21 @@ impl Weights {
         })
     }
 
-    /// Stored bytes of every parameter whose path starts with `prefix`.
-    pub fn stored(&self, prefix: &str) -> Vec<Stored> {
-        let below =
-            self.parameters.range(prefix.to_owned()..).take_while(|(path, _)| path.starts_with(prefix));
-        below.flat_map(|(_, p)| p.planes.iter().map(|entry| p.stored(entry))).collect()
+    /// Stored tensors of every parameter whose path starts with `prefix`.
+    fn below(&self, prefix: &str) -> impl Iterator<Item = (&Parameter, &TensorEntry)> {
+        let below = self.parameters.range(prefix.to_owned()..);
+        let below = below.take_while(move |(path, _)| path.starts_with(prefix));
+        below.flat_map(|(_, p)| p.planes.iter().map(move |entry| (p, entry)))
+    }
+
+    /// Their stored bytes.
+    pub fn bytes_below(&self, prefix: &str) -> Bytes {
+        Bytes(self.below(prefix).map(|(_, entry)| entry.bytes()).sum())
+    }
+
+    /// Nobody will ask for them soon.
+    pub fn release(&self, prefix: &str) {
+        self.below(prefix).for_each(|(p, entry)| p.store.release(entry));
     }
 
     fn parameter(&self, path: &str) -> Result<&Parameter, RuntimeError> {
@@ -193,33 +222,34 @@ impl Weights {
 impl Parameter {
     /// Its file.
     fn file(&self) -> PathBuf {
-        self.store.files()[self.planes[0].file].path.clone()
+        self.store.file(&self.planes[0])
     }
 
     /// All of its tensor, `[N, K]` over leading dimensions.
-    fn packed(&self) -> Packed {
+    fn packed(&self) -> Result<Packed, RuntimeError> {
+        self.rows(0..self.planes[0].shape.rows())
+    }
+
+    fn rows(&self, rows: Range<u64>) -> Result<Packed, RuntimeError> {
         let first = &self.planes[0];
         // A float weight says its own type and has its own shape; a packed one's parameters and its slot do.
         let (float, in_features) = match self.codec {
             CodecSpec::Keep => (first.dtype.float(), first.shape.last()),
             _ => (self.planes.get(1).and_then(|scales| scales.dtype.float()), self.output.shape.last()),
         };
-        Packed {
+        let planes = self.planes.iter().map(|entry| self.store.rows(entry, rows.clone()));
+        Ok(Packed {
             codec: self.codec,
             float: float.unwrap_or(Float::Bf16),
-            out_features: first.shape.rows() as usize,
+            out_features: (rows.end - rows.start) as usize,
             in_features: in_features as usize,
-            planes: self.planes.iter().map(|entry| self.stored(entry)).collect(),
-        }
-    }
-
-    fn stored(&self, entry: &TensorEntry) -> Stored {
-        Stored::Mapped { checkpoint: self.store.clone(), file: entry.file, range: entry.range.clone() }
+            planes: planes.collect::<Result<_, _>>()?,
+        })
     }
 }
 
 /// A draft head in a folder of its own: files, what they must hold, how they are packed.
-type Companion = (Arc<Checkpoint>, Vec<Slot>, Packing);
+type Companion = (Arc<dyn Store>, Vec<Slot>, Packing);
 
 /// The draft head's own folder, if there is one and the main files hold none.
 fn companion(
@@ -236,7 +266,7 @@ fn companion(
     let store = Checkpoint::open_files(&folder, &["model.safetensors".to_owned()])?;
     let (_, packing) = Config::read_packed(&folder)
         .map_err(|problem| ArchError::Side { folder: Folder::Mtp.path(), problem: Box::new(problem) })?;
-    Ok(Some((Arc::new(store), slots, packing)))
+    Ok(Some((Arc::new(Files(Arc::new(store))), slots, packing)))
 }
 
 /// Joins what the config calls for with what the files hold.
@@ -251,7 +281,7 @@ impl Binder<'_> {
     /// Binds every slot to tensors of `store`; returns what is left over for a stated reason.
     fn bind(
         &mut self,
-        store: &Arc<Checkpoint>,
+        store: &Arc<dyn Store>,
         slots: &[Slot],
         statement: &Statement,
     ) -> Vec<(String, &'static str)> {
@@ -266,7 +296,7 @@ impl Binder<'_> {
                 continue;
             };
             taken.insert(&first.name);
-            let planes = match self.planes(store, slot, first) {
+            let planes = match self.planes(&**store, slot, first) {
                 Ok((codec, planes)) => {
                     taken.extend(planes.iter().filter_map(|p| store.get(&p.name)).map(|p| p.name.as_str()));
                     (codec, planes)
@@ -295,7 +325,7 @@ impl Binder<'_> {
             match statement.drops.iter().find(|drop| drop.covers(&tensor.name)) {
                 Some(drop) => unused.push((tensor.name.clone(), drop.reason)),
                 None => self.problems.push(ArchError::UnknownTensor {
-                    file: self.file(store, tensor),
+                    file: self.file(&**store, tensor),
                     name: tensor.name.clone(),
                     model_type: statement.model_type.clone(),
                 }),
@@ -305,10 +335,11 @@ impl Binder<'_> {
     }
 
     /// A tensor's file, for messages.
-    fn file(&self, store: &Checkpoint, entry: &TensorEntry) -> String {
-        let name = &store.files()[entry.file].name;
+    fn file(&self, store: &dyn Store, entry: &TensorEntry) -> String {
+        let path = store.file(entry);
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
         match self.folder.path() {
-            "" => name.clone(),
+            "" => name.into_owned(),
             folder => format!("{folder}/{name}"),
         }
     }
@@ -321,7 +352,7 @@ impl Binder<'_> {
     /// The planes of a slot, which must have the shapes and dtypes that its codec and the config call for.
     fn planes(
         &self,
-        store: &Checkpoint,
+        store: &dyn Store,
         slot: &Slot,
         first: &TensorEntry,
     ) -> Result<(CodecSpec, Vec<TensorEntry>), Box<ArchError>> {

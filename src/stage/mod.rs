@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 pub use ingest::find_non_finite;
 
-use crate::codec::CodecSpec;
+use crate::codec::{self, CodecSpec, Plane};
 use crate::isa::Isa;
 use crate::quant::{Grain, QuantError, Quantizer, Repairs, RowLoss};
 use crate::tensor::{Dtype, Float};
@@ -47,6 +47,9 @@ pub struct ModuleWork {
     pub cast: Option<Float>,
     /// Changes of layout and basis, in order.
     pub transforms: Vec<Arc<dyn Transform>>,
+    /// What changes of basis that are not among `transforms` yet must see at once: a plan knows that they will come,
+    /// not the gains and rotations that they consist of.
+    pub folded: Option<Grain>,
     /// What is stored.
     pub codec: CodecSpec,
     /// Dtype of the scales and biases, or of the values if the codec stores floats.
@@ -60,6 +63,8 @@ pub struct ModuleWork {
 pub struct WorkUnit<'a> {
     /// The rows as stored. [`Datum::Stored`]
     pub stored: &'a [u8],
+    /// How many rows of the module come before.
+    pub first_row: u64,
     /// Stored bytes that the next unit will read; may be empty.
     pub ahead: &'a [u8],
     /// The rows in f32. [`Datum::Values`]
@@ -122,7 +127,28 @@ pub trait Stage: Sync {
 impl ModuleWork {
     /// Whether the stored bytes are the artifact's bytes.
     pub fn verbatim(&self) -> bool {
-        self.codec == CodecSpec::Keep && self.transforms.is_empty() && self.cast.is_none()
+        let changed = !self.transforms.is_empty() || self.folded.is_some() || self.cast.is_some();
+        self.codec == CodecSpec::Keep && !changed
+    }
+
+    /// The planes that rows become.
+    ///
+    /// # Panics
+    /// If the codec's groups do not divide a row, which the allocator refuses.
+    pub fn planes(&self) -> Vec<Plane> {
+        let row_elements = self.row_elements as u64;
+        if self.verbatim() {
+            // Any dtype may be kept, floats or not.
+            return vec![Plane { suffix: "weight", dtype: self.stored, row_elements }];
+        }
+        let planes = codec::codec(self.codec).planes(row_elements, self.float);
+        planes.expect("the allocator checked the group")
+    }
+
+    /// How much of the matrix its transforms and its quantizer must see at once.
+    pub fn grain(&self) -> Grain {
+        let own = self.transforms.iter().map(|transform| transform.grain());
+        own.chain(self.folded).chain([self.quantizer().grain()]).max().unwrap_or(Grain::Rows)
     }
 
     /// The quantizer named by `encoder`.

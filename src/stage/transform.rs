@@ -3,6 +3,7 @@
 use super::{Datum, ModuleWork, Stage, StageError, WorkUnit};
 use crate::isa::Isa;
 use crate::quant::Grain;
+use crate::transform::Panel;
 
 /// Applies the module's transforms in order, in f32.
 pub struct ApplyTransforms;
@@ -21,12 +22,18 @@ impl Stage for ApplyTransforms {
     }
 
     fn grain(&self, work: &ModuleWork) -> Grain {
-        work.transforms.iter().map(|transform| transform.grain()).max().unwrap_or(Grain::Rows)
+        let own = work.transforms.iter().map(|transform| transform.grain()).max();
+        own.max(work.folded).unwrap_or(Grain::Rows)
     }
 
-    fn run(&self, unit: &mut WorkUnit<'_>, work: &ModuleWork, _isa: Isa) -> Result<(), StageError> {
+    fn run(&self, unit: &mut WorkUnit<'_>, work: &ModuleWork, isa: Isa) -> Result<(), StageError> {
         for transform in &work.transforms {
-            transform.apply(&mut unit.values, work.row_elements, &mut unit.scratch);
+            let panel = Panel {
+                values: &mut unit.values,
+                row_elements: work.row_elements,
+                first_row: unit.first_row,
+            };
+            transform.apply(panel, isa, &mut unit.scratch);
         }
         Ok(())
     }

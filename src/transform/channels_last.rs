@@ -1,6 +1,7 @@
 //! Convolution kernels to channels-last.
 
-use super::Transform;
+use super::{Panel, Transform};
+use crate::isa::Isa;
 use crate::quant::Grain;
 
 /// out[n, s, c] = in[n, c, s]: `[N, C, …S]` to `[N, …S, C]`, with S the product of the kernel's dimensions.
@@ -37,12 +38,12 @@ impl Transform for ChannelsLast {
         Grain::Rows
     }
 
-    fn apply(&self, values: &mut [f32], row_elements: usize, scratch: &mut Vec<f32>) {
-        Self::transpose(values, row_elements, self.channels, scratch);
+    fn apply(&self, panel: Panel<'_>, _isa: Isa, scratch: &mut Vec<f32>) {
+        Self::transpose(panel.values, panel.row_elements, self.channels, scratch);
     }
 
-    fn invert(&self, values: &mut [f32], row_elements: usize, scratch: &mut Vec<f32>) {
-        Self::transpose(values, row_elements, row_elements / self.channels, scratch);
+    fn invert(&self, panel: Panel<'_>, _isa: Isa, scratch: &mut Vec<f32>) {
+        Self::transpose(panel.values, panel.row_elements, panel.row_elements / self.channels, scratch);
     }
 }
 
@@ -56,9 +57,10 @@ mod tests {
         let original: Vec<f32> = vec![0., 1., 2., 10., 11., 12., 100., 101., 102., 110., 111., 112.];
         let mut values = original.clone();
         let mut scratch = Vec::new();
-        ChannelsLast { channels: 2 }.apply(&mut values, 6, &mut scratch);
-        assert_eq!(values, [0., 10., 1., 11., 2., 12., 100., 110., 101., 111., 102., 112.]);
-        ChannelsLast { channels: 2 }.invert(&mut values, 6, &mut scratch);
-        assert_eq!(values, original);
+        let mut panel = Panel { values: &mut values, row_elements: 6, first_row: 0 };
+        ChannelsLast { channels: 2 }.apply(panel.again(), Isa::Scalar, &mut scratch);
+        assert_eq!(panel.values, [0., 10., 1., 11., 2., 12., 100., 110., 101., 111., 102., 112.]);
+        ChannelsLast { channels: 2 }.invert(panel.again(), Isa::Scalar, &mut scratch);
+        assert_eq!(panel.values, original);
     }
 }

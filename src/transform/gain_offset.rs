@@ -1,6 +1,7 @@
 //! Zero-centred norm weights to gains.
 
-use super::Transform;
+use super::{Panel, Transform};
+use crate::isa::Isa;
 use crate::quant::Grain;
 
 /// gain[i] = 1 + w[i], in f32; the caller rounds to the stored dtype.
@@ -19,11 +20,11 @@ impl Transform for GainOffset {
         Grain::Rows
     }
 
-    fn apply(&self, values: &mut [f32], _row_elements: usize, _scratch: &mut Vec<f32>) {
-        values.iter_mut().for_each(|w| *w += 1.0);
+    fn apply(&self, panel: Panel<'_>, _isa: Isa, _scratch: &mut Vec<f32>) {
+        panel.values.iter_mut().for_each(|w| *w += 1.0);
     }
 
-    fn invert(&self, values: &mut [f32], _row_elements: usize, _scratch: &mut Vec<f32>) {
-        values.iter_mut().for_each(|gain| *gain -= 1.0);
+    fn invert(&self, panel: Panel<'_>, _isa: Isa, _scratch: &mut Vec<f32>) {
+        panel.values.iter_mut().for_each(|gain| *gain -= 1.0);
     }
 }

@@ -12,6 +12,18 @@ use serde_json::Value;
 const RECIPE: &str = "recipes/mlx-4bit.toml";
 const SOURCE: &str = "tests/fixtures/llama-tied";
 
+/// A build with every change of basis that is recorded, and a source with a draft head.
+const CHANGING: &str = "
+name = \"changing\"
+[default]
+codec = { affine = { bits = 2, group = 32 } }
+[transform]
+gamma-fold = true
+rotation = { kind = \"measure\", steps = 2 }
+tokens = 16
+";
+const CHANGED: &str = "tests/fixtures/qwen3_5-tied";
+
 /// Objects whose keys are names or settings of the user's, not ours.
 const OPEN: &[&str] = &["files", "left", "metadata", "repairs", "right"];
 
@@ -38,12 +50,23 @@ fn every_key_of_every_json_is_described_and_no_other() {
     let at = artifact.to_str().unwrap();
     let cli = fs::read_to_string("docs/cli.md").unwrap();
     let mut wrong = Vec::new();
+    // Keys of objects that may be null are there in one of two: a build that changes nothing, and one that measures.
+    let (changing, changed) = (folder.path().join("changing.toml"), folder.path().join("changed"));
+    fs::write(&changing, CHANGING).unwrap();
+    let (changing, changed) = (changing.to_str().unwrap(), changed.to_str().unwrap());
+    let both = |command: &str, wrong: &mut Vec<String>, runs: [&[&str]; 2]| {
+        let heading = format!("### `tqc {command} --json`\n");
+        let values = runs.map(|arguments| json(0, arguments));
+        compare(&values, section(&cli, &heading), &heading, wrong);
+    };
+    let plain = ["plan", RECIPE, "--source", SOURCE, "--json"];
+    both("plan", &mut wrong, [&plain, &["plan", changing, "--source", CHANGED, "--json"]]);
+    let plain = ["build", RECIPE, "--source", SOURCE, "-o", at, "--json"];
+    both("build", &mut wrong, [&plain, &["build", changing, "--source", CHANGED, "-o", changed, "--json"]]);
     let mut check = |command: &str, exit: i32, arguments: &[&str]| {
         let heading = format!("### `tqc {command} --json`\n");
-        compare(&json(exit, arguments), section(&cli, &heading), &heading, &mut wrong);
+        compare(&[json(exit, arguments)], section(&cli, &heading), &heading, &mut wrong);
     };
-    check("plan", 0, &["plan", RECIPE, "--source", SOURCE, "--json"]);
-    check("build", 0, &["build", RECIPE, "--source", SOURCE, "-o", at, "--json"]);
     check("inspect", 0, &["inspect", at, "--json"]);
     // A file that the record does not name is one problem; the source has other tensors, keys and files.
     fs::write(artifact.join("stray.txt"), "").unwrap();
@@ -54,11 +77,18 @@ fn every_key_of_every_json_is_described_and_no_other() {
     let small = ["--out-features", "64", "--in-features", "64", "--rows", "1"];
     check("bench linear", 0, &[&["bench", "linear", "--codec", "bf16", "--json"], &small[..]].concat());
 
+    check("bench rotate", 0, &["bench", "rotate", "--width", "64", "--passes", "1", "--json"]);
+
     let formats = fs::read_to_string("docs/formats/provenance.md").unwrap();
     for file in ["provenance.json", "machine.json"] {
-        let value = serde_json::from_slice(&fs::read(artifact.join(file)).unwrap()).unwrap();
+        let read = |dir: &Path| serde_json::from_slice(&fs::read(dir.join(file)).unwrap()).unwrap();
         let heading = format!("## Keys of `{file}`\n");
-        compare(&value, section(&formats, &heading), &heading, &mut wrong);
+        compare(
+            &[read(&artifact), read(Path::new(changed))],
+            section(&formats, &heading),
+            &heading,
+            &mut wrong,
+        );
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -77,9 +107,9 @@ fn json(exit: i32, arguments: &[&str]) -> Value {
 }
 
 /// Keys that only the value or only the section's tables have.
-fn compare(value: &Value, section: &str, heading: &str, wrong: &mut Vec<String>) {
+fn compare(values: &[Value], section: &str, heading: &str, wrong: &mut Vec<String>) {
     let mut paths = BTreeSet::new();
-    collect("", value, &mut paths);
+    values.iter().for_each(|value| collect("", value, &mut paths));
     let rows = section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
     let documented: BTreeSet<String> = rows.map(str::to_owned).collect();
     let heading = heading.trim();

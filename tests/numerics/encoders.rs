@@ -311,6 +311,7 @@ fn planes_hold_the_bits_per_weight_that_the_format_promises() {
                 CodecSpec::Nvfp4 => 4.5,
                 CodecSpec::Keep => 8.0 * float.bytes() as f64,
                 CodecSpec::Bf16 | CodecSpec::F16 => 16.0,
+                CodecSpec::F32 => 32.0,
             };
             assert_eq!(bits, expected, "{spec} {float}");
             assert_eq!(codec(spec).spec(), spec);

@@ -39,6 +39,9 @@ fn random_weight(random: &mut Random, spec: CodecSpec, float: Float, n: usize, k
             (CodecSpec::F16, _) => {
                 (0..bytes / 2).flat_map(|_| half::f16::from_f64(random.normal()).to_le_bytes()).collect()
             }
+            (CodecSpec::F32, _) => {
+                (0..bytes / 4).flat_map(|_| (random.normal() as f32).to_le_bytes()).collect()
+            }
             (CodecSpec::Nvfp4, "scales") => (0..bytes).map(|_| (random.bits() % 0x7f) as u8).collect(),
             (_, "scales") => (0..bytes).map(|_| 120 + (random.bits() % 14) as u8).collect(),
             // E4M3's NaN would make every sum NaN.
@@ -66,7 +69,7 @@ fn random_input(random: &mut Random, len: usize) -> Vec<f32> {
     (0..len).map(|_| value(random) as f32).collect()
 }
 
-/// The sum of products as `backend::cpu::dot` defines it.
+/// The sum of products as `numeric::dot` defines it.
 fn defined_dot(x: &[f32], w: &[f32]) -> f32 {
     let panels = x.chunks(dot::PANEL).zip(w.chunks(dot::PANEL)).map(|(x, w)| {
         let mut lanes = [0.0f32; LANES];
@@ -234,8 +237,9 @@ fn defined_fast(x: &[(f32, Vec<i32>)], codes: &[i32], parameters: &[(f32, f32)],
 #[test]
 fn the_fast_path_is_its_definition_for_every_codec_isa_and_shape_and_near_the_exact_one() {
     let mut random = Random(7);
-    let has_none =
-        |spec| matches!(spec, CodecSpec::Mxfp8 | CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16);
+    let has_none = |spec| {
+        matches!(spec, CodecSpec::Mxfp8 | CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 | CodecSpec::F32)
+    };
     for spec in CodecSpec::all() {
         for float in floats(spec) {
             for k in row_lengths(spec) {

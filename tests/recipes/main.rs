@@ -191,6 +191,8 @@ fn every_known_key_of_the_wrong_type_is_refused_at_its_place() {
             keys::Section::Default => format!("default.{name} = 1979-05-27"),
             keys::Section::Rule => format!("[[rule]]\n{name} = 1979-05-27"),
             keys::Section::Keep => format!("keep.{name} = 1979-05-27"),
+            keys::Section::Transform => format!("transform.{name} = 1979-05-27"),
+            keys::Section::Rotation => format!("transform.rotation.{name} = 1979-05-27"),
             keys::Section::Output => format!("output.{name} = 1979-05-27"),
             keys::Section::Affine => format!("default.codec.affine.{name} = 1979-05-27"),
         };

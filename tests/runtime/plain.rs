@@ -95,8 +95,6 @@ fn softplus(x: f64) -> f64 {
 
 impl Plain {
     pub fn new(model: &common::Model) -> Self {
-        let hybrid = model.config["model_type"].as_str().unwrap().starts_with("qwen3_5");
-        let nested = model.config.get("text_config");
         let tensors: BTreeMap<String, Vec<f64>> = model
             .shards
             .iter()
@@ -104,10 +102,16 @@ impl Plain {
             .filter(|tensor| !tensor.name.contains(".visual."))
             .map(|tensor| (tensor.name.clone(), tensor.floats().into_iter().map(f64::from).collect()))
             .collect();
+        Self::of(&model.config, tensors)
+    }
+
+    /// The model of these tensors, whatever precision they came in.
+    pub fn of(config: &Value, tensors: BTreeMap<String, Vec<f64>>) -> Self {
+        let hybrid = config["model_type"].as_str().unwrap().starts_with("qwen3_5");
         let nested_names = tensors.contains_key("model.language_model.embed_tokens.weight");
         let root = if nested_names { "model.language_model" } else { "model" };
         Self {
-            text: nested.unwrap_or(&model.config).clone(),
+            text: config.get("text_config").unwrap_or(config).clone(),
             hybrid,
             root: root.to_owned(),
             tensors,

@@ -8,9 +8,10 @@
 //! order of s inside a page, then pages in order. Weights outside the window are exact zeros, so a result does not
 //! depend on which queries are computed together.
 
+use super::Cpu;
 use super::combine::{Matrix, combine};
-use super::{Cpu, dot};
 use crate::backend::Columns;
+use crate::numeric::dot;
 use crate::numeric::lanes::{Kernel, LANES, Lanes, dispatch};
 use crate::numeric::math::exp;
 

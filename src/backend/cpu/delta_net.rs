@@ -13,10 +13,11 @@
 //! Both are equal up to rounding. Heads are independent of each other, and every sum has a fixed order.
 //! Source: Yang et al., *Gated Delta Networks* (2024), section 3.3; `transformers` 5.24 `qwen3_5`.
 
+use super::Cpu;
 use super::combine::{Matrix, combine};
 use super::pointwise::{scaled, squares};
-use super::{Cpu, dot};
 use crate::arch::decoder::DeltaNetConfig;
+use crate::numeric::dot;
 use crate::numeric::lanes::{Kernel, LANES, Lanes, dispatch};
 use crate::numeric::math::{exp, exp64, silu, softplus64};
 

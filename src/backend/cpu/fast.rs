@@ -28,7 +28,7 @@ impl Fast {
             CodecSpec::Affine { .. } | CodecSpec::Mxfp4 | CodecSpec::Nvfp4 => {
                 Some(Self { weight: weight.clone(), cpu: cpu.clone() })
             }
-            CodecSpec::Mxfp8 | CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 => None,
+            CodecSpec::Mxfp8 | CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 | CodecSpec::F32 => None,
         }
     }
 

@@ -86,10 +86,11 @@ impl LinearOp for Exact {
             CodecSpec::Nvfp4 => {
                 self.multiply(MxfpRows::<4>::new(Mxfp::Nvfp4, mxfp(), n, k), input, rows, out);
             }
-            CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 => {
+            CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 | CodecSpec::F32 => {
                 let storage = match codec {
                     CodecSpec::Bf16 => Storage::Bf16,
                     CodecSpec::F16 => Storage::F16,
+                    CodecSpec::F32 => Storage::F32,
                     _ => Storage::Keep,
                 };
                 let values = plane(0);

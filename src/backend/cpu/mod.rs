@@ -4,7 +4,6 @@ mod affine;
 mod attention;
 mod combine;
 mod delta_net;
-pub mod dot;
 mod fast;
 mod float;
 mod int8;

@@ -7,8 +7,8 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::dot::{NEAR, PANEL, panel};
 use crate::backend::Columns;
+use crate::numeric::dot::{NEAR, PANEL, panel};
 use crate::numeric::lanes::{Kernel, LANES, Lanes};
 
 /// Weights decoded in one step.

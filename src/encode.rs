@@ -1,10 +1,43 @@
 //! One panel of one module, from the mapped source to its planes.
 
-use super::BuildError;
+use std::ops::Range;
+
+use crate::failure::{Exit, Failure};
 use crate::plan::{Module, Plan, STRIP_ELEMENTS};
 use crate::quant::{Grain, Repairs, RowLoss};
-use crate::stage::{StageError, WorkUnit, find_non_finite};
-use crate::tensor::Shape;
+use crate::stage::{ModuleWork, StageError, WorkUnit, find_non_finite};
+use crate::tensor::{Float, Shape};
+
+/// Why a panel could not be encoded.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum EncodeError {
+    #[error("`{file}`: tensor `{tensor}` holds {value} at {index}")]
+    NonFinite { file: String, tensor: String, index: Shape, value: f32 },
+    #[error("`{file}`: tensor `{tensor}` has a value at {index} that overflows {float}")]
+    CastOverflow { file: String, tensor: String, index: Shape, float: Float },
+    #[error("`{file}`: tensor `{tensor}` cannot be encoded at row {row} of its matrix: {problem}")]
+    Encode { file: String, tensor: String, row: u64, problem: String },
+}
+
+impl Failure for EncodeError {
+    fn exit(&self) -> Exit {
+        Exit::Input
+    }
+
+    fn help(&self) -> Option<String> {
+        let help = match self {
+            EncodeError::NonFinite { .. } => {
+                "the checkpoint is damaged or was trained to this point; take it from its origin again"
+            }
+            EncodeError::CastOverflow { .. } => {
+                "give this module `codec = \"keep\"` in a `[[rule]]`, which stores it as it is"
+            }
+            EncodeError::Encode { .. } => "give this module `codec = \"keep\"` in a `[[rule]]`",
+        };
+        Some(help.to_owned())
+    }
+}
 
 /// Buffers that a thread uses again and again.
 #[derive(Debug, Default)]
@@ -28,16 +61,32 @@ pub struct Encoded<'a> {
 /// Takes the panel through the pipeline, strip by strip. Planes that are the stored bytes are not copied,
 /// so the caller gives the source's pages back ([`release_panel`]) when it is done with them.
 ///
+/// `work` is the module's, with its changes of basis.
+///
 /// # Errors
-/// [`BuildError::NonFinite`], [`BuildError::CastOverflow`], [`BuildError::Encode`].
+/// [`EncodeError`].
 pub fn encode_panel<'a>(
     plan: &'a Plan,
     module: &Module,
+    work: &ModuleWork,
     panel: usize,
     scratch: &'a mut Scratch,
-) -> Result<Encoded<'a>, BuildError> {
+) -> Result<Encoded<'a>, EncodeError> {
+    encode_rows(plan, module, work, module.panels[panel].clone(), scratch)
+}
+
+/// [`encode_panel`] for any rows that are contiguous in the source and whole blocks of the module's grain.
+///
+/// # Errors
+/// [`EncodeError`].
+pub fn encode_rows<'a>(
+    plan: &'a Plan,
+    module: &Module,
+    work: &ModuleWork,
+    rows: Range<u64>,
+    scratch: &'a mut Scratch,
+) -> Result<Encoded<'a>, EncodeError> {
     let entry = &plan.checkpoint.tensors()[module.tensor];
-    let rows = module.panels[panel].clone();
     let source = module.source_range(&rows);
     let stored = &plan.checkpoint.bytes(entry)[source.start as usize..source.end as usize];
     let count = (rows.end - rows.start) as usize;
@@ -46,28 +95,34 @@ pub fn encode_panel<'a>(
     let refuse = |(error, elements_before): (StageError, usize)| {
         refusal(plan, module, error, source.start / entry.dtype.bytes() + elements_before as u64)
     };
-    if module.work.verbatim() {
+    if work.verbatim() {
         check_finite(plan, module, stored, &mut scratch.values).map_err(refuse)?;
         encoded.planes.push(stored);
         return Ok(encoded);
     }
-    scratch.planes.resize_with(module.planes.len(), Vec::new);
-    for (buffer, plane) in scratch.planes.iter_mut().zip(&module.planes) {
+    let planes_of = work.planes();
+    scratch.planes.resize_with(planes_of.len(), Vec::new);
+    for (buffer, plane) in scratch.planes.iter_mut().zip(&planes_of) {
         buffer.resize(count * plane.row_bytes() as usize, 0);
     }
     let row_bytes = stored.len() / count;
-    let strip = match plan.pipeline.grain(&module.work) {
+    let strip = match plan.pipeline.grain(work) {
         Grain::Matrix => count,
+        Grain::Blocks(rows) => {
+            let block = rows as usize;
+            (STRIP_ELEMENTS / (module.work.row_elements * block)).max(1) * block
+        }
         Grain::Rows => (STRIP_ELEMENTS / module.work.row_elements).max(1),
     };
     for start in (0..count).step_by(strip) {
         let end = (start + strip).min(count);
-        let planes = scratch.planes.iter_mut().zip(&module.planes).map(|(buffer, plane)| {
+        let planes = scratch.planes.iter_mut().zip(&planes_of).map(|(buffer, plane)| {
             let row = plane.row_bytes() as usize;
             &mut buffer[start * row..end * row]
         });
         let mut unit = WorkUnit {
             stored: &stored[start * row_bytes..end * row_bytes],
+            first_row: rows.start + start as u64,
             ahead: &stored[end * row_bytes..(end + strip).min(count) * row_bytes],
             values: std::mem::take(&mut scratch.values),
             planes: planes.collect(),
@@ -76,7 +131,7 @@ pub fn encode_panel<'a>(
             scratch: std::mem::take(&mut scratch.transform),
         };
         let stages = plan.pipeline.stages();
-        let result = stages.iter().try_for_each(|stage| stage.run(&mut unit, &module.work, plan.isa));
+        let result = stages.iter().try_for_each(|stage| stage.run(&mut unit, work, plan.isa));
         encoded.repairs += unit.repairs;
         (scratch.values, scratch.transform) = (unit.values, unit.scratch);
         result.map_err(|error| refuse((error, start * module.work.row_elements)))?;
@@ -112,22 +167,22 @@ fn check_finite(
 }
 
 /// Says where in the source tensor a stage met something it refuses; `before` elements precede the strip.
-fn refusal(plan: &Plan, module: &Module, error: StageError, before: u64) -> BuildError {
+fn refusal(plan: &Plan, module: &Module, error: StageError, before: u64) -> EncodeError {
     let entry = &plan.checkpoint.tensors()[module.tensor];
     let file = plan.checkpoint.files()[entry.file].path.display().to_string();
     let tensor = entry.name.clone();
     let index = |element: u64| coordinates(&entry.shape, before + element);
     match error {
         StageError::NonFinite { element, value } => {
-            BuildError::NonFinite { file, tensor, index: index(element), value }
+            EncodeError::NonFinite { file, tensor, index: index(element), value }
         }
         StageError::CastOverflow { element, float } => {
-            BuildError::CastOverflow { file, tensor, index: index(element), float }
+            EncodeError::CastOverflow { file, tensor, index: index(element), float }
         }
         StageError::Quant(error) => {
             // The error counts rows from the strip's first; a person needs the tensor's own.
             let row = before / module.work.row_elements as u64 + error.row() as u64;
-            BuildError::Encode { file, tensor, row, problem: error.to_string() }
+            EncodeError::Encode { file, tensor, row, problem: error.to_string() }
         }
     }
 }

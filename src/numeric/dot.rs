@@ -1,4 +1,4 @@
-//! The sum of products that everything on a CPU is made of.
+//! The sum of products that matrix products are made of.
 //!
 //! dot(x, w) = Σ_p Σ_l Σ_{k in panel p, k ≡ l (mod 16)} x[k] · w[k]
 //!
@@ -16,7 +16,7 @@ use crate::numeric::lanes::{Kernel, LANES, Lanes};
 pub const PANEL: usize = 512;
 
 /// Rows of w that stay in the first-level cache while rows of x pass.
-pub(super) const NEAR: usize = 16;
+pub(crate) const NEAR: usize = 16;
 
 /// out[t · stride + n] = dot(x[t], w[n])                     x: [T, K], rows `x_stride` apart; w: [N, K] likewise
 ///
@@ -90,7 +90,7 @@ impl Kernel for Products<'_> {
 /// those places.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
-pub(super) unsafe fn panel<V: Lanes>(
+pub(crate) unsafe fn panel<V: Lanes>(
     x: *const f32,
     x_stride: usize,
     t_count: usize,

@@ -1,0 +1,137 @@
+//! Which basis suits a model and its codecs: quantize in each, score each, keep the best.
+//!
+//! A rotation spreads what is special about single channels over all of them. Whether that helps depends on the model,
+//! the codecs and the rounding, so it is measured: for each basis the artifact that the recipe would give is run layer
+//! by layer, with the codecs' own bytes, and its KL from the source decides. No file is written.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::artifact::provenance::{MeasuredRecord, MeasuredRow, SkippedRow};
+use crate::backend::Precision;
+use crate::backend::cpu::Cpu;
+use crate::eval::documents::{Documents, Taking, parse, read, tokens_digest};
+use crate::failure::Outcome;
+use crate::fold::logits::{logits, rows_at_a_time};
+use crate::fold::{FoldError, Planned, Watch, prepare};
+use crate::numeric::divergence::divergence;
+use crate::plan::{Limits, SourceFolder, plan};
+use crate::recipe::{Recipe, Transforms};
+use crate::runtime::{Stream, Weights};
+use crate::stats::{CONFIDENCE, clustered_mean};
+use crate::text::Tokenizer;
+
+/// The text of a recipe that names none: prose of the public domain, and tasks.
+const TEXT: &str = include_str!("text.jsonl");
+
+/// Tokens of a sequence at most.
+const CONTEXT: usize = 256;
+
+/// Scores every basis that the model and the recipe allow.
+///
+/// # Errors
+/// Those of the recipe in the model's own basis, of the text, and of the runtime.
+pub fn measure(
+    recipe: &Recipe,
+    source: &SourceFolder,
+    limits: Limits,
+    watch: Watch<'_>,
+) -> Outcome<MeasuredRecord> {
+    let weights = Weights::open(&source.dir)?;
+    let documents = documents(recipe, &source.dir, weights.decoder.context)?;
+    let (sequences, text) = taken(documents, recipe.transform.tokens as usize);
+    let tokens: Vec<Vec<u32>> = sequences.iter().map(|sequence| sequence.tokens.clone()).collect();
+    let cpu = Cpu::new(limits.isa, limits.threads, Precision::Exact);
+    let hidden = |weights: &Weights, what: &str| -> Outcome<Vec<f32>> {
+        let mut stream = Stream::new(weights, cpu.clone(), &tokens)?;
+        let layers = weights.decoder.layers.len();
+        for layer in 1..=layers {
+            (watch.tell)(&format!("measuring {what}: layer {layer} of {layers}"));
+            if watch.stop.load(Ordering::Relaxed) {
+                return Err(FoldError::Interrupted.into());
+            }
+            stream.step(&mut ())?;
+        }
+        Ok(stream.final_hidden()?)
+    };
+    let teacher = hidden(&weights, "the source")?;
+    let mut record = MeasuredRecord {
+        text,
+        tokens_sha256: tokens_digest(&sequences),
+        positions: tokens.iter().map(|tokens| tokens.len() as u64).sum(),
+        rows: Vec::new(),
+        skipped: Vec::new(),
+        chosen: String::new(),
+    };
+    for basis in Transforms::CANDIDATES {
+        let planned = plan(recipe.clone().with_basis(basis), source.clone(), limits);
+        let planned = match planned {
+            Ok(planned) => Arc::new(planned),
+            // What is wrong with the model's own basis is wrong with the recipe.
+            Err(failure) if basis == "none" => return Err(failure),
+            Err(failure) => {
+                let reason = failure.to_string();
+                record.skipped.push(SkippedRow { basis: basis.to_owned(), reason });
+                continue;
+            }
+        };
+        let prepared = Arc::new(prepare(&planned, watch)?);
+        let candidate = Planned::open(&planned, &prepared)?;
+        let student = hidden(&candidate, basis)?;
+        let (vocab, width) = (weights.decoder.vocab, weights.decoder.hidden);
+        let mut kls = Vec::with_capacity(student.len() / width);
+        let mut agreed = 0;
+        let rows = rows_at_a_time(vocab) * width;
+        for (teacher, student) in teacher.chunks(rows).zip(student.chunks(rows)) {
+            let (teacher, student) = (logits(&cpu, &weights, teacher)?, logits(&cpu, &candidate, student)?);
+            for (teacher, student) in teacher.chunks(vocab).zip(student.chunks(vocab)) {
+                let apart = divergence(teacher, student, limits.isa);
+                agreed += u64::from(apart.as_ref().is_some_and(|apart| apart.a_top == apart.b_top));
+                kls.push(apart.map_or(f64::INFINITY, |apart| apart.kl));
+            }
+        }
+        let mut rest = kls.as_slice();
+        let clusters = tokens.iter().map(|tokens| {
+            let of_sequence = rest.split_off(..tokens.len()).expect("a score for each token");
+            (of_sequence.iter().sum::<f64>(), of_sequence.len() as u64)
+        });
+        let mean = clustered_mean(&clusters.collect::<Vec<_>>(), CONFIDENCE);
+        let mean_kl = kls.iter().sum::<f64>() / kls.len() as f64;
+        record.rows.push(MeasuredRow {
+            basis: basis.to_owned(),
+            mean_kl,
+            standard_error: mean.and_then(|mean| mean.standard_error),
+            top1: agreed as f64 / kls.len() as f64,
+            bits_per_weight: planned.sizes.bits_per_weight,
+        });
+    }
+    // The first of equals: the model's own basis before any other.
+    let best = record.rows.iter().min_by(|a, b| a.mean_kl.total_cmp(&b.mean_kl));
+    record.chosen = best.expect("the model's own basis is always measured").basis.clone();
+    Ok(record)
+}
+
+fn documents(recipe: &Recipe, dir: &Path, context: Option<usize>) -> Outcome<Documents> {
+    let tokenizer = Tokenizer::open(dir)?;
+    let context = CONTEXT.min(context.unwrap_or(CONTEXT));
+    let taking = Taking { rows: None, context, min_tokens: Some(2), split: false };
+    match recipe.transform_text() {
+        Some(path) => read(&path, dir, &tokenizer, taking),
+        None => parse(Path::new("built-in"), TEXT.as_bytes(), dir, &tokenizer, taking),
+    }
+}
+
+/// The first sequences that hold so many tokens, the last one cut, and the text's name.
+fn taken(documents: Documents, most: usize) -> (Vec<crate::eval::documents::Sequence>, String) {
+    let mut left = most;
+    let mut sequences = Vec::new();
+    for mut sequence in documents.sequences {
+        sequence.tokens.truncate(left);
+        left -= sequence.tokens.len();
+        if !sequence.tokens.is_empty() {
+            sequences.push(sequence);
+        }
+    }
+    (sequences, documents.record.name)
+}

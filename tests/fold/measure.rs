@@ -1,0 +1,92 @@
+//! The measured basis is the one of least KL, and what was measured is what is built.
+
+use std::sync::Arc;
+
+use tqc::backend::Precision;
+use tqc::backend::cpu::Cpu;
+use tqc::isa::Isa;
+use tqc::measure::measure;
+use tqc::numeric::divergence::divergence;
+use tqc::recipe::Recipe;
+use tqc::runtime::{Model as Runtime, Want, Weights};
+
+use crate::*;
+
+fn text(more: &str) -> String {
+    format!(
+        "[default]\ncodec = {{ affine = {{ bits = 2, group = 32 }} }}\n[transform]\n{more}\ntext = \"text.jsonl\"\ntokens = 90\n"
+    )
+}
+
+const TEXT: &str = "{\"text\": \"The old mill stood by the river, and nobody had seen it turn.\"}\n\
+                    {\"text\": \"for i in range(10): print(i * i)\"}\n{\"text\": \"A man, a plan, a canal: Panama!\"}\n";
+
+#[test]
+fn the_basis_of_least_kl_is_built_and_recorded() {
+    for name in ["qwen2", "qwen3_5"] {
+        let dir = temp();
+        std::fs::write(dir.path().join("text.jsonl"), TEXT).unwrap();
+        let measuring = "rotation = { kind = \"measure\", steps = 3 }";
+        let (out, json) = built(dir.path(), &text(measuring), &fixture(name), &[]);
+        let measured = &json["measured"];
+        let rows = measured["rows"].as_array().unwrap();
+        let kl = |row: &serde_json::Value| row["mean_kl"].as_f64().unwrap();
+        let best = rows.iter().min_by(|a, b| kl(a).total_cmp(&kl(b))).unwrap();
+        assert_eq!(measured["chosen"], best["basis"], "{measured}");
+        let skipped: Vec<&str> =
+            measured["skipped"].as_array().unwrap().iter().map(|s| s["basis"].as_str().unwrap()).collect();
+        assert_eq!(skipped, if name == "qwen3_5" { vec!["hadamard+r2"] } else { vec![] }, "{measured}");
+        assert_eq!(rows.len() + skipped.len(), 5);
+        // Bases differ in what they cost.
+        assert!(rows.iter().any(|row| kl(row) != kl(&rows[0])), "{measured}");
+        let record = read_json(&out.join("provenance.json"));
+        assert_eq!(&record["measured"], measured);
+        tqc!("verify", out, "--source", fixture(name), "--rebuild", "all").expect(0);
+
+        // The same basis, asked for by name, is the same weights.
+        let basis = measured["chosen"].as_str().unwrap();
+        let (kind, r2) = basis.strip_suffix("+r2").map_or((basis, "\"auto\""), |kind| (kind, "true"));
+        let r2 = if basis == "hadamard" { "false" } else { r2 };
+        let steps = if kind == "optrot" { ", steps = 3" } else { "" };
+        let named = text(&format!("rotation = {{ kind = \"{kind}\", r2 = {r2}{steps} }}"));
+        let again = temp();
+        let (other, _) = built(again.path(), &named, &fixture(name), &[]);
+        assert!(read_folder(&out) == read_folder(&other), "{name}: {basis}");
+    }
+}
+
+#[test]
+fn a_measured_kl_is_that_of_the_built_artifact() {
+    let dir = temp();
+    std::fs::write(dir.path().join("text.jsonl"), TEXT).unwrap();
+    let source = fixture("qwen2");
+    let path = recipe(dir.path(), &text("rotation = { kind = \"measure\", steps = 2 }"));
+    let recipe = Recipe::load(&path, &pipeline::names()).unwrap();
+    let folder = SourceFolder { dir: source.clone(), hub: None };
+    let measured = measure(&recipe, &folder, limits(), nobody()).unwrap();
+    let row = measured.rows.iter().find(|row| row.basis == "hadamard+r2").unwrap();
+    let (out, _) = built(dir.path(), &text("rotation = { kind = \"hadamard\", r2 = true }"), &source, &[]);
+
+    let cpu = Cpu::new(Isa::best(), 2, Precision::Exact);
+    let open = |dir: &Path| Runtime::new(Weights::open(dir).unwrap(), Arc::clone(&cpu)).unwrap();
+    let (teacher, student) = (open(&source), open(&out));
+    let tokenizer = tqc::text::Tokenizer::open(&source).unwrap();
+    let (mut sum, mut left) = (0.0, 90);
+    for line in TEXT.lines() {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        let mut ids = tokenizer.encode(line["text"].as_str().unwrap(), true).unwrap();
+        ids.truncate(left);
+        left -= ids.len();
+        let logits = |model: &Runtime| model.forward(&mut model.state(), &ids, Want::All).unwrap().logits;
+        let vocab = teacher.config().vocab;
+        let (a, b) = (logits(&teacher), logits(&student));
+        sum += a
+            .chunks(vocab)
+            .zip(b.chunks(vocab))
+            .map(|(a, b)| divergence(a, b, Isa::best()).unwrap().kl)
+            .sum::<f64>();
+    }
+    let positions = measured.positions as f64;
+    assert_eq!(measured.positions, 90 - left as u64);
+    assert!((row.mean_kl - sum / positions).abs() < 1e-12, "{} and {}", row.mean_kl, sum / positions);
+}
