@@ -463,18 +463,29 @@ fn dumps_that_do_not_fit_or_are_damaged_are_refused_by_name() {
     let run =
         tqc!("eval", "dump", demo(), "--text", place.path("text.jsonl"), "-o", place.path("dump")).expect(2);
     assert!(run.stderr.contains("exists already"), "{}", run.stderr);
-    let small = tqc!(
-        "eval",
-        "dump",
-        demo(),
-        "--text",
-        place.path("text.jsonl"),
-        "-o",
-        place.path("x"),
-        "--memory",
-        "1MiB"
-    );
-    assert!(small.expect(2).stderr.contains("is too small: one sequence needs"));
+}
+
+#[test]
+fn a_dump_that_is_refused_leaves_nothing_behind() {
+    let place = Place::new();
+    let gain = |value: f32| {
+        changed(&place.path(&value.to_string()), "llama-untied", "model.norm.weight", move |_| value)
+    };
+    let (infinite, large) = (gain(3e38), gain(1e6));
+    for (teacher, options, code, words) in [
+        (&demo(), ["--memory", "1MiB"], 2, "is too small: one sequence needs"),
+        (&infinite, ["--dtype", "f32"], 3, "hold NaN or infinity"),
+        (&large, ["--dtype", "f16"], 2, "which float16 cannot"),
+    ] {
+        let mut args =
+            args!["eval", "dump", teacher, "--text", place.path("text.jsonl"), "-o", place.path("x")];
+        args.extend(options.iter().map(Into::into));
+        let run = finish(command(args)).expect(code);
+        assert!(run.stderr.contains(words), "{options:?}: {}", run.stderr);
+        for name in ["x", ".x.work"] {
+            assert!(!place.path(name).exists(), "{options:?} left `{name}`");
+        }
+    }
 }
 
 #[test]

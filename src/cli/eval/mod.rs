@@ -25,7 +25,7 @@ use crate::eval::Progress;
 use crate::eval::db::{Db, Key, Open};
 use crate::eval::forward::Need;
 use crate::eval::identity::Identity;
-use crate::eval::work::Work;
+use crate::eval::work::{RESIDUAL, Work};
 use crate::failure::{Exit, Failure, Outcome};
 use crate::isa::Isa;
 use crate::units::Bytes;
@@ -141,7 +141,7 @@ impl DbArgs {
         let work = Work::take(&self.db.with_file_name(format!("eval-{name}")), key, true)?;
         let run = db.begin(key, model, self.fresh)?;
         if !run.resumed {
-            work.forget("residual.json");
+            work.forget(&format!("{RESIDUAL}.json"));
         }
         Ok(Started { db, run, work, file: self.db.clone(), is_new })
     }
@@ -157,7 +157,7 @@ impl Started {
     }
 
     fn keep(self, seconds: f64) -> Outcome<()> {
-        if self.work.path("residual.json").exists() || !self.db.drop_empty(self.run.id)? {
+        if self.work.is_worth_resuming() || !self.db.drop_empty(self.run.id)? {
             return Ok(self.db.spend(self.run.id, seconds)?);
         }
         self.work.remove()?;

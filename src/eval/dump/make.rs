@@ -23,7 +23,7 @@ use crate::digest::{Digest, Hasher, canonical_json};
 use crate::eval::documents::{Documents, Sequence, tokens_digest};
 use crate::eval::forward::{Forward, Need};
 use crate::eval::identity::Identity;
-use crate::eval::work::Work;
+use crate::eval::work::{DONE, RESIDUAL, Work};
 use crate::eval::{EvalError, Progress};
 use crate::failure::Outcome;
 use crate::numeric::divergence::{divergence, log_sum};
@@ -186,29 +186,47 @@ pub fn make(
     documents: &Documents,
     making: &Making<'_>,
 ) -> Outcome<Made> {
-    let start = Instant::now();
     if making.target.symlink_metadata().is_ok() {
         return Err(EvalError::Occupied { path: making.target.to_owned() }.into());
     }
     let tool = Tool::this();
-    let tokens_sha256 = tokens_digest(&documents.sequences);
     let key = Key {
         teacher: teacher.digest,
         text: documents.record.sha256,
-        tokens: tokens_sha256,
+        tokens: tokens_digest(&documents.sequences),
         format: making.format,
         float: making.float.to_string(),
         tool: &tool,
     };
+    let work = Work::take(making.target, &key, making.discard)?;
+    match fill(weights, cpu, teacher, documents, making, &key, &work) {
+        Ok(made) => {
+            work.remove()?;
+            Ok(made)
+        }
+        Err(error) => Err(work.failed(error)),
+    }
+}
+
+/// Makes the dump in `work`, and moves it to its place.
+fn fill(
+    weights: &Weights,
+    cpu: &Arc<Cpu>,
+    teacher: &Identity,
+    documents: &Documents,
+    making: &Making<'_>,
+    key: &Key<'_>,
+    work: &Work,
+) -> Outcome<Made> {
+    let start = Instant::now();
     let sequences: Vec<Vec<u32>> = documents.sequences.iter().map(|s| s.tokens.clone()).collect();
     let positions: usize = sequences.iter().map(Vec::len).sum();
-    let work = Work::take(making.target, &key, making.discard)?;
     let forward = Forward {
         weights,
         cpu,
         sequences: &sequences,
         budget: making.budget,
-        work: Some(&work),
+        work: Some(work),
         stop: making.stop,
         progress: making.progress,
     };
@@ -222,7 +240,7 @@ pub fn make(
     std::fs::create_dir_all(&stage).map_err(EvalError::io("create", &stage))?;
     let path = stage.join(name);
     let plane = Plane::open(&path, tensors, positions as u64)?;
-    let mut done: Done = work.read("done.json").unwrap_or_default();
+    let mut done: Done = work.read(DONE).unwrap_or_default();
     for (rows, digest) in &done.written {
         if plane.digest(&path, rows)? != *digest {
             // Somebody changed what was written: nothing of it is believed.
@@ -242,8 +260,8 @@ pub fn make(
         done.sequences = batch.end;
         peak.sample();
         // Rows that a crash leaves beyond these sums are written again.
-        work.write("done.json", &canonical_json(&done))?;
-        work.forget("residual.f32");
+        work.write(DONE, &canonical_json(&done))?;
+        work.forget(&format!("{RESIDUAL}.f32"));
         Ok(())
     })?;
 
@@ -262,7 +280,7 @@ pub fn make(
                 .transpose()?,
         },
         text: Some(documents.record.clone()),
-        tokens_sha256,
+        tokens_sha256: key.tokens,
         sequences: documents
             .sequences
             .iter()
@@ -271,10 +289,9 @@ pub fn make(
         noise_floor: NoiseFloor { mean_kl: done.kl / positions as f64, max_kl: done.kl_most },
         teacher_ppl: (done.targets > 0).then(|| exp64(done.nll / done.targets as f64)),
         files: BTreeMap::new(),
-        tool: format!("{} {} ({})", tool.name, tool.version, tool.source_sha256),
+        tool: format!("{} {} ({})", key.tool.name, key.tool.version, key.tool.source_sha256),
     };
-    let digest = publish(making, &work, name, record, &sequences, &weights.dir)?;
-    work.remove()?;
+    let digest = publish(making, work, name, record, &sequences, &weights.dir)?;
     Ok(Made {
         path: making.target.to_owned(),
         digest,
