@@ -18,7 +18,7 @@ use crate::cli::print::{self, Table};
 use crate::digest::Digest;
 use crate::eval::EvalError;
 use crate::eval::db::{Document, Key};
-use crate::eval::dump::Dump;
+use crate::eval::dump::{Dump, Speaker};
 use crate::eval::identity::Identity;
 use crate::eval::kl::layers::{LayerKl, layers};
 use crate::eval::kl::run::{Timings, check};
@@ -94,7 +94,7 @@ impl KlArgs {
         check(&dump, &weights, &identity)?;
         let cpu = self.model.cpu(self.path.precision());
         // Both are asked for before hours of work.
-        dump.speaker(self.head.as_deref(), &cpu)?;
+        let speaker = dump.speaker(self.head.as_deref(), &cpu)?;
         let teacher_dir = self.layers.map(|_| dump.teacher_dir(self.head.as_deref())).transpose()?;
         if let (Some(dir), Some(needed)) = (&teacher_dir, dump.record.teacher.digest) {
             let found = Identity::read(dir)?.digest;
@@ -116,7 +116,7 @@ impl KlArgs {
         let started = self.db.start(&key, &identity)?;
         let steps = Steps::new("kl");
         let measured =
-            self.measure(&started, &dump, &dir, weights, &cpu, teacher_dir.as_deref(), &steps, &stop);
+            self.measure(&started, &speaker, &dir, weights, &cpu, teacher_dir.as_deref(), &steps, &stop);
         let (summary, layers, timings) = match measured {
             Ok(measured) => measured,
             Err(error) => return Err(started.failed(steps.seconds(), error)),
@@ -154,7 +154,7 @@ impl KlArgs {
     fn measure(
         &self,
         started: &Started,
-        dump: &Dump,
+        speaker: &Speaker<'_>,
         dir: &Path,
         weights: Weights,
         cpu: &Arc<Cpu>,
@@ -162,6 +162,7 @@ impl KlArgs {
         steps: &Steps,
         stop: &AtomicBool,
     ) -> Outcome<(Summary, Option<Vec<LayerKl>>, Timings)> {
+        let dump = speaker.dump;
         let mut documents = started.db.documents(started.run.id)?;
         documents.truncate(documents.iter().enumerate().take_while(|(i, d)| *i == d.sequence).count());
         if started.run.resumed {
@@ -177,8 +178,7 @@ impl KlArgs {
             false => Candidate::Streamed(Box::new(weights), cpu.clone()),
         };
         let scoring = Scoring {
-            dump,
-            head: self.head.as_deref(),
+            speaker,
             budget: self.budget.memory,
             work: Some(&started.work),
             done: documents.len(),

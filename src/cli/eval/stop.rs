@@ -332,7 +332,7 @@ impl StopArgs {
         keep: &mut dyn FnMut(&Prompt, Found) -> Outcome<()>,
     ) -> Outcome<()> {
         let speaker = dump.speaker(None, candidate.model.cpu())?;
-        let cases = of_dump(dump, &speaker, dir, candidate, self.limit)?;
+        let cases = of_dump(&speaker, dir, candidate, self.limit)?;
         let total = cases.len();
         for (i, (prompt, case, along)) in cases.into_iter().enumerate() {
             steps.at(i as u64, total as u64, "cases");

@@ -167,7 +167,8 @@ enum Content {
 /// The teacher's side of a comparison: an open dump, and the head if it needs one.
 #[derive(Debug)]
 pub struct Speaker<'a> {
-    dump: &'a Dump,
+    /// The dump.
+    pub dump: &'a Dump,
     head: Option<Head>,
     isa: Isa,
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{Along, Row, Speaking, Written};
 use crate::digest::{Digest, canonical_json};
 use crate::eval::EvalError;
-use crate::eval::dump::{Dump, Said, Speaker};
+use crate::eval::dump::{Said, Speaker};
 use crate::eval::tasks::suite::{Items, Suite};
 use crate::failure::Outcome;
 use crate::generate::Finish;
@@ -111,18 +111,18 @@ pub fn prompts(dir: &Path, tokenizer: &Tokenizer, suites: &[Suite]) -> Outcome<V
     Ok(prompts)
 }
 
-/// The answers in a dump's text: each begins after what the chat template puts before an answer, and ends before an
+/// The answers in the text of the speaker's dump: each begins after what the chat template puts before an answer, and ends before an
 /// end token. With the teacher along each.
 ///
 /// # Errors
 /// [`EvalError::NoAnswers`] if there are none; those of the template.
 pub fn of_dump(
-    dump: &Dump,
     speaker: &Speaker<'_>,
     dir: &Path,
     speaking: &Speaking<'_>,
     most: usize,
 ) -> Outcome<Vec<(Prompt, Case, Along)>> {
+    let dump = speaker.dump;
     let opening = opening(dir, speaking.tokenizer)?;
     let isa = speaking.model.cpu().isa;
     let (mut found, mut start) = (Vec::new(), 0);
