@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::model::{DraftArgs, ModelArgs, SamplingArgs, say_precisions};
+use super::model::{DraftArgs, SamplingArgs, WriterArgs, say_precisions};
 use super::{CliError, Common, print};
 use crate::arch::Config;
 use crate::failure::{Exit, Outcome};
@@ -30,7 +30,7 @@ use crate::text::{
 #[command(group = clap::ArgGroup::new("what").required(true).args(["prompt", "prompt_ids", "prompt_file"]))]
 pub struct GenerateArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    model: WriterArgs,
     /// The prompt.
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
@@ -301,7 +301,7 @@ pub(super) fn interrupt(idle: impl Fn() + Send + 'static) -> Outcome<Arc<AtomicB
 #[derive(Debug, Args)]
 pub struct ChatArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    model: WriterArgs,
     /// A system message.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,

@@ -8,12 +8,13 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 
-use super::{BudgetArgs, DbArgs, MeasuredArgs, PathArgs, Started, Steps, nats};
+use super::{BudgetArgs, DbArgs, PathArgs, Started, Steps, nats};
 use crate::arch::Config;
 use crate::backend::Precision;
 use crate::backend::cpu::Cpu;
 use crate::cli::Common;
 use crate::cli::generate::interrupt;
+use crate::cli::model::ModelArgs;
 use crate::cli::print::{self, Table};
 use crate::digest::Digest;
 use crate::eval::EvalError;
@@ -36,7 +37,7 @@ use crate::text::Tokenizer;
 #[derive(Debug, Args)]
 pub struct KlArgs {
     #[command(flatten)]
-    model: MeasuredArgs,
+    model: ModelArgs,
     /// The teacher's dump: a folder of `tqc eval dump`, or a `_logits_` file of llama.cpp.
     #[arg(long, value_name = "DUMP")]
     teacher: PathBuf,

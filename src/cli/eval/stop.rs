@@ -9,13 +9,14 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 
-use super::{DbArgs, MeasuredArgs, PathArgs, Started, Steps};
+use super::{DbArgs, PathArgs, Started, Steps};
 use crate::arch::Config;
 use crate::backend::Precision;
 use crate::backend::cpu::Cpu;
+use crate::cli::Common;
 use crate::cli::generate::interrupt;
+use crate::cli::model::{ModelArgs, folder};
 use crate::cli::print::{self, Table};
-use crate::cli::{Common, model};
 use crate::digest::Digest;
 use crate::eval::db::{Item, Key};
 use crate::eval::dump::Dump;
@@ -36,7 +37,7 @@ use crate::text::{EndTokens, Tokenizer};
 #[derive(Debug, Args)]
 pub struct StopArgs {
     #[command(flatten)]
-    model: MeasuredArgs,
+    model: ModelArgs,
     /// The teacher: a model, which writes the reference answers; or a dump of chat text with hidden states, whose
     /// answers are the references.
     #[arg(long, value_name = "MODEL|DUMP")]
@@ -274,7 +275,7 @@ impl StopArgs {
         if path.join(crate::eval::dump::RECORD).exists() || path.is_file() {
             return Ok(Teacher::Dump(Box::new(Dump::open(path)?)));
         }
-        let dir = model::folder(&self.teacher, false)?;
+        let dir = folder(&self.teacher, false)?;
         let identity = Box::new(Identity::read(&dir)?);
         Ok(Teacher::Model { dir, identity })
     }
