@@ -359,8 +359,7 @@ impl Maker<'_> {
         let targets: Vec<Option<u32>> =
             sequences.iter().flat_map(|s| s.tokens[1..].iter().map(|id| Some(*id)).chain([None])).collect();
         for (rows, targets) in residual.chunks(together * self.hidden).zip(targets.chunks(together)) {
-            let mut states = vec![0.0; rows.len()];
-            self.head.norm(rows, &mut states);
+            let states = self.head.norm(rows);
             let logits = self.head.logits(&states);
             let kept = match self.making.format {
                 Format::TopK => self.keep_top(done.positions, &logits, targets)?,

@@ -171,7 +171,7 @@ impl<'a> Scorer<'a> {
         };
         scoring.progress.need(&forward.need()?);
         let head = Head::open(weights, self.cpu)?;
-        let (width, together) = (weights.decoder.hidden, forward.rows_of_logits());
+        let together = forward.rows_of_logits();
         let mut clock = Instant::now();
         forward.run(scoring.done, &mut |batch, residual| {
             self.timings.layers_s += clock.elapsed().as_secs_f64();
@@ -182,10 +182,7 @@ impl<'a> Scorer<'a> {
                 for first in scored.clone().step_by(together) {
                     let rows = together.min(scored.end - first);
                     let clock = Instant::now();
-                    let part = &residual[(row + first) * width..(row + first + rows) * width];
-                    let mut hidden = vec![0.0; part.len()];
-                    head.norm(part, &mut hidden);
-                    let logits = head.logits(&hidden);
+                    let logits = head.logits_of(residual, row + first..row + first + rows);
                     self.timings.heads_s += clock.elapsed().as_secs_f64();
                     found.extend(self.compare(number, first, &logits, rows));
                 }
