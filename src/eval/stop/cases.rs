@@ -8,6 +8,7 @@ use super::{Along, Row, Speaking, Written};
 use crate::digest::{Digest, canonical_json};
 use crate::eval::EvalError;
 use crate::eval::dump::{Said, Speaker};
+use crate::eval::tasks::prompt::chat;
 use crate::eval::tasks::suite::{Items, Suite};
 use crate::failure::Outcome;
 use crate::generate::Finish;
@@ -97,12 +98,7 @@ pub fn prompts(dir: &Path, tokenizer: &Tokenizer, suites: &[Suite]) -> Outcome<V
         for (suite, id, raw, question) in &texts {
             let tokens = match (frame, raw, question, &template) {
                 ("raw", Some(raw), _, _) => tokenizer.encode(raw, true)?,
-                ("chat", _, Some(question), Some(template)) => {
-                    let mut conversation = Conversation::new(vec![Conversation::message("user", question)]);
-                    // A template that prints the date must not make tomorrow's prompt another one.
-                    conversation.now = crate::text::Moment::since_epoch(crate::eval::tasks::DATE);
-                    tokenizer.encode(&template.render(&conversation)?, false)?
-                }
+                ("chat", _, Some(question), Some(template)) => chat(tokenizer, template, question, false)?,
                 _ => continue,
             };
             prompts.push(Prompt { suite: suite.clone(), frame, id: id.clone(), tokens });
