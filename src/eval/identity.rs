@@ -111,6 +111,18 @@ impl Identity {
             classes: classes(&inspection),
         })
     }
+
+    /// Refuses a model whose tokenizer does anything else than the one with fingerprint `needed`.
+    ///
+    /// # Errors
+    /// [`EvalError::OtherTokenizer`].
+    pub fn check_tokenizer(&self, needed: Digest) -> Result<(), EvalError> {
+        if self.tokenizer == Some(needed) {
+            return Ok(());
+        }
+        let found = self.tokenizer.map_or_else(|| "none".to_owned(), |found| found.to_string());
+        Err(EvalError::OtherTokenizer { found, needed })
+    }
 }
 
 fn folder_digest(dir: &Path, inspection: &Inspection) -> Result<Digest, EvalError> {

@@ -111,7 +111,7 @@ impl KlArgs {
             subject: json!({ "dump": dump.digest }),
             settings: json!({
                 "path": if self.decode { "decode" } else { "streamed" },
-                "precision": if self.path.fast { Precision::Fast } else { Precision::Exact },
+                "precision": self.path.precision(),
             }),
         };
         let started = self.db.start(&key, &identity)?;

@@ -62,7 +62,7 @@ pub struct PathArgs {
     /// Measure the path that `generate` takes by default, which rounds the inputs of packed linear layers to
     /// int8. Without it weights alone are measured, with f32 activations.
     #[arg(long)]
-    pub fast: bool,
+    fast: bool,
 }
 
 impl PathArgs {

@@ -28,7 +28,7 @@ use crate::eval::tasks::suite::Suite;
 use crate::eval::{EvalError, Progress as _};
 use crate::failure::{Exit, Outcome};
 use crate::runtime::{Model, Weights};
-use crate::text::{EndTokens, Tokenizer};
+use crate::text::{EndTokens, TextError, Tokenizer};
 
 /// Whether a model still begins and ends its answers, beside its teacher; exit 1 if not.
 ///
@@ -171,13 +171,9 @@ impl StopArgs {
                 check(dump, candidate.model.weights(), &identity)?;
                 Vec::new()
             }
-            Teacher::Model { identity: teacher, .. } => {
-                if teacher.tokenizer != identity.tokenizer {
-                    let found =
-                        identity.tokenizer.map_or_else(|| "none".to_owned(), |found| found.to_string());
-                    let needed = teacher.tokenizer.unwrap_or_else(|| Digest::of(b""));
-                    return Err(EvalError::OtherTokenizer { found, needed }.into());
-                }
+            Teacher::Model { identity: teacher, dir: teacher_dir } => {
+                let none = || TextError::NoTokenizer { dir: teacher_dir.clone() };
+                identity.check_tokenizer(teacher.tokenizer.ok_or_else(none)?)?;
                 self.asked(&dir, &candidate, &suites)?
             }
         };
@@ -192,7 +188,7 @@ impl StopArgs {
             subject: json!({ "teacher": teacher_digest, "prompts": digest(&asked), "limit": self.limit }),
             settings: json!({
                 "max_tokens": self.max_tokens,
-                "precision": if self.path.fast { Precision::Fast } else { Precision::Exact },
+                "precision": self.path.precision(),
             }),
         };
         let started = self.db.start(&key, &identity)?;

@@ -69,11 +69,8 @@ pub fn check(dump: &Dump, weights: &Weights, candidate: &Identity) -> Result<(),
     if found != needed {
         return Err(EvalError::OtherVocabulary { found, needed });
     }
-    if let Some(needed) = teacher.tokenizer_sha256
-        && candidate.tokenizer != Some(needed)
-    {
-        let found = candidate.tokenizer.map_or_else(|| "none".to_owned(), |found| found.to_string());
-        return Err(EvalError::OtherTokenizer { found, needed });
+    if let Some(needed) = teacher.tokenizer_sha256 {
+        candidate.check_tokenizer(needed)?;
     }
     let needed = dump.sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
     match weights.decoder.context {
