@@ -38,6 +38,9 @@ use crate::units::Bytes;
 /// Tokens that the `topk` format keeps of a position.
 pub const TOP: usize = 2048;
 
+/// Folder that the dump grows in, inside that of unfinished work.
+const STAGE: &str = "dump";
+
 /// Bytes read at a time.
 const PART: usize = 1 << 20;
 
@@ -236,7 +239,7 @@ fn fill(
     let head = Head::open(weights, cpu)?;
     let (hidden, vocab) = (weights.decoder.hidden, weights.decoder.vocab);
     let (name, tensors) = planes(making, positions, hidden, vocab);
-    let stage = work.path("dump");
+    let stage = work.path(STAGE);
     std::fs::create_dir_all(&stage).map_err(EvalError::io("create", &stage))?;
     let path = stage.join(name);
     let plane = Plane::open(&path, tensors, positions as u64)?;
@@ -468,7 +471,7 @@ fn publish(
     sequences: &[Vec<u32>],
     teacher: &Path,
 ) -> Result<Digest, EvalError> {
-    let stage = work.path("dump");
+    let stage = work.path(STAGE);
     let ids: Vec<u8> = sequences.iter().flatten().flat_map(|id| id.to_le_bytes()).collect();
     let tensor = StoredTensor {
         name: "tokens".to_owned(),
@@ -477,15 +480,7 @@ fn publish(
         bytes: ids.len() as u64,
     };
     let tokens = [header(&[&tensor]), ids].concat();
-    let write = |name: &str, bytes: &[u8]| {
-        let path = stage.join(name);
-        let write = || {
-            let mut file = File::create(&path)?;
-            std::io::Write::write_all(&mut file, bytes)?;
-            file.sync_all()
-        };
-        write().map_err(EvalError::io("write", &path))
-    };
+    let write = |name: &str, bytes: &[u8]| work.write(&format!("{STAGE}/{name}"), bytes);
     write("tokens.safetensors", &tokens)?;
     for name in ["tokens.safetensors", name] {
         let path = stage.join(name);
