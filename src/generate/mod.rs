@@ -131,11 +131,6 @@ impl<'a> Session<'a> {
         Self { model, state: model.state(), draft: None, seen: Vec::new(), pending: Vec::new() }
     }
 
-    /// Tokens that the model has seen.
-    pub fn seen(&self) -> &[u32] {
-        &self.seen
-    }
-
     /// Bytes of caches.
     pub fn bytes(&self) -> u64 {
         self.state.bytes()

@@ -284,11 +284,6 @@ impl Dump {
             None => Err(EvalError::NoTeacher { tried: "the dump does not say where it is".to_owned() }),
         }
     }
-
-    /// Positions that are scored.
-    pub fn positions(&self) -> usize {
-        self.scored.iter().map(Range::len).sum()
-    }
 }
 
 impl Speaker<'_> {
