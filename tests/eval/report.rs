@@ -290,7 +290,13 @@ fn every_model_is_in_every_table_that_it_belongs_to() {
             && stop.contains("7.5 %")
             && stop.contains("[2.0, 20.0] %")
     );
+    assert_eq!(stop.matches("<details>").count(), 2, "a gate for each model of the probe");
     assert!(html.contains("Runs that did not end: 1"));
+    let ended = text_between(&html, "Runs that ended: ", "</details>");
+    for (shared, column) in [("One program for all: ", "program"), ("One machine for all: ", "machine")] {
+        assert_eq!(ended.matches(shared).count(), 1, "{shared}");
+        assert!(!ended.contains(&format!("<th scope=\"col\">{column}</th>")), "{column}");
+    }
     assert!(html.contains("1 of these runs are not shown above"), "the repeated run");
 }
 
