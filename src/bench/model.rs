@@ -13,6 +13,7 @@ use crate::backend::Precision;
 use crate::backend::cpu::Cpu;
 use crate::failure::Outcome;
 use crate::isa::Isa;
+use crate::numeric::divergence::divergence;
 use crate::runtime::{Model, Want, Weights};
 use crate::sample::{Sampler, Sampling};
 
@@ -182,8 +183,10 @@ fn distance(exact: &Model, fast: &Model, tokens: &[u32]) -> Outcome<Distance> {
         let (p, q) = (exact.forward(&mut a, part, Want::All)?, fast.forward(&mut b, part, Want::All)?);
         let vocab = exact.config().vocab;
         for (p, q) in p.logits.chunks_exact(vocab).zip(q.logits.chunks_exact(vocab)) {
-            kls.push(kl(p, q));
-            agree += usize::from(best(p) == best(q));
+            let d =
+                divergence(p, q, exact.cpu().isa).expect("the runtime refuses logits that are not finite");
+            kls.push(d.kl);
+            agree += usize::from(d.a_top == d.b_top);
         }
     }
     let count = kls.len() as f64;
@@ -196,25 +199,6 @@ fn distance(exact: &Model, fast: &Model, tokens: &[u32]) -> Outcome<Distance> {
         max_kl: kls.iter().copied().fold(0.0, f64::max),
         top1_agreement: agree as f64 / count,
     })
-}
-
-fn best(logits: &[f32]) -> Option<usize> {
-    (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b]))
-}
-
-/// Σ_v p[v] (ln p[v] - ln q[v]) with p and q the softmax of the logits, in f64.
-fn kl(p: &[f32], q: &[f32]) -> f64 {
-    let log_sum = |logits: &[f32]| {
-        let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = logits.iter().map(|l| f64::from(l - most).exp()).sum();
-        f64::from(most) + sum.ln()
-    };
-    let (p_sum, q_sum) = (log_sum(p), log_sum(q));
-    let terms = p.iter().zip(q).map(|(p, q)| {
-        let log_p = f64::from(*p) - p_sum;
-        log_p.exp() * (log_p - (f64::from(*q) - q_sum))
-    });
-    terms.sum()
 }
 
 /// The largest cost of a batch that does not fit into memory, measured on some of its layers.

@@ -76,6 +76,27 @@ pub struct StorageRow {
     pub bytes: u64,
 }
 
+/// Sums over some modules.
+#[derive(Debug, Clone, Copy, Default)]
+#[allow(missing_docs)]
+pub struct Totals {
+    pub modules: usize,
+    pub weights: u64,
+    pub bytes: u64,
+}
+
+/// The sums over the modules of each key.
+pub fn totals<K: Ord>(modules: &[ModuleRow], key: impl Fn(&ModuleRow) -> K) -> BTreeMap<K, Totals> {
+    let mut totals: BTreeMap<K, Totals> = BTreeMap::new();
+    for module in modules {
+        let row = totals.entry(key(module)).or_default();
+        row.modules += 1;
+        row.weights += module.weights;
+        row.bytes += module.bytes;
+    }
+    totals
+}
+
 /// Reads the headers below `path`, a folder or a single file.
 ///
 /// # Errors
@@ -154,19 +175,10 @@ pub fn inspect(path: &Path) -> Outcome<Inspection> {
             modules.push(row);
         }
     }
-    let mut storage: BTreeMap<&str, StorageRow> = BTreeMap::new();
-    for module in &modules {
-        let row = storage.entry(&module.storage).or_insert_with(|| StorageRow {
-            storage: module.storage.clone(),
-            modules: 0,
-            weights: 0,
-            bytes: 0,
-        });
-        row.modules += 1;
-        row.weights += module.weights;
-        row.bytes += module.bytes;
-    }
-    let storage: Vec<StorageRow> = storage.into_values().collect();
+    let storage = totals(&modules, |module| module.storage.clone())
+        .into_iter()
+        .map(|(storage, Totals { modules, weights, bytes })| StorageRow { storage, modules, weights, bytes })
+        .collect();
     let weights: u64 = modules.iter().map(|module| module.weights).sum();
     let file_bytes: u64 = files.iter().map(|file| file.bytes).sum();
     let mlx = files.iter().any(|file| file.metadata.get("format").is_some_and(|format| format == "mlx"));

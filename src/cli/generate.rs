@@ -1,7 +1,6 @@
 //! `tqc generate` and `tqc chat`.
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,18 +9,15 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::model::{DraftArgs, ModelArgs, SamplingArgs, say_precisions};
+use super::model::{DraftArgs, SamplingArgs, WriterArgs, say_precisions};
 use super::{CliError, Common, print};
 use crate::arch::Config;
 use crate::failure::{Exit, Outcome};
-use crate::generate::{Continuation, Finish, Request, Session};
+use crate::generate::{Answer, Continuation, Finish, Request, Session};
 use crate::process::PeakMemory;
 use crate::runtime::RuntimeError;
 use crate::sample::Sampler;
-use crate::text::{
-    ChatTemplate, Conversation, EndTokens, GenerationConfig, Json, StopMatcher, Streamer, TextError,
-    Tokenizer,
-};
+use crate::text::{ChatTemplate, Conversation, EndTokens, GenerationConfig, Json, TextError, Tokenizer};
 
 /// Continue a prompt.
 ///
@@ -30,7 +26,7 @@ use crate::text::{
 #[command(group = clap::ArgGroup::new("what").required(true).args(["prompt", "prompt_ids", "prompt_file"]))]
 pub struct GenerateArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    model: WriterArgs,
     /// The prompt.
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
@@ -106,10 +102,10 @@ impl GenerateArgs {
             draft: self.draft.tokens(),
             stop: &|| stop.load(Ordering::Relaxed),
         };
-        let show = |text: &str| if self.common.json { Ok(true) } else { print::raw(text) };
         let mut session = Session::new(&model);
+        let stops: Vec<&str> = self.stop.iter().map(String::as_str).collect();
         let answer =
-            continue_with(&mut session, &prompt, request, tokenizer.as_ref(), &self.stop, &stop, &show)?;
+            session.answer(&prompt, request, tokenizer.as_ref(), &stops, &mut show(self.common.json))?;
         let Answer { text, finish, continuation } = answer;
         if self.common.json {
             print::json(&json!({
@@ -172,64 +168,9 @@ fn render(template: &ChatTemplate, messages: Vec<Json>, no_thinking: bool) -> Ou
     Ok(template.render(&conversation)?)
 }
 
-/// A continuation as text.
-struct Answer {
-    text: String,
-    finish: Finish,
-    continuation: Continuation,
-}
-
-/// Continues `prompt` and shows text as soon as no later token can change it.
-fn continue_with(
-    session: &mut Session<'_>,
-    prompt: &[u32],
-    request: Request<'_>,
-    tokenizer: Option<&Tokenizer>,
-    stops: &[String],
-    interrupted: &AtomicBool,
-    show: &dyn Fn(&str) -> Result<bool, CliError>,
-) -> Outcome<Answer> {
-    let mut stream = tokenizer.map(|tokenizer| Streamer::new(tokenizer, true));
-    let mut matcher = StopMatcher::new(stops)?;
-    let (mut text, mut failed) = (String::new(), None);
-    let put = |piece: &str, text: &mut String| {
-        text.push_str(piece);
-        show(piece)
-    };
-    let continuation = session.generate(prompt, request, &mut |token| {
-        let mut step = || -> Outcome<bool> {
-            if let Some(stream) = &mut stream {
-                return Ok(put(matcher.push(stream.push(token)?), &mut text)?);
-            }
-            Ok(true)
-        };
-        let read = match step() {
-            Ok(read) => read,
-            Err(error) => {
-                failed = Some(error);
-                return ControlFlow::Break(());
-            }
-        };
-        match !read || matcher.stopped() || interrupted.load(Ordering::Relaxed) {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        }
-    })?;
-    if let Some(error) = failed {
-        return Err(error);
-    }
-    if let Some(stream) = stream {
-        let rest = stream.finish()?;
-        put(matcher.push(&rest), &mut text)?;
-    }
-    let finish = match matcher.stopped() {
-        true => Finish::StopString,
-        false => {
-            put(&matcher.finish(), &mut text)?;
-            continuation.finish
-        }
-    };
-    Ok(Answer { text, finish, continuation })
+/// Prints text as it comes, unless one object is printed at the end; whether anybody reads it.
+fn show(json: bool) -> impl FnMut(&str) -> Outcome<bool> {
+    move |text| if json { Ok(true) } else { Ok(print::raw(text)?) }
 }
 
 /// Memory of the process now, and the caches in it.
@@ -301,7 +242,7 @@ pub(super) fn interrupt(idle: impl Fn() + Send + 'static) -> Outcome<Arc<AtomicB
 #[derive(Debug, Args)]
 pub struct ChatArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    model: WriterArgs,
     /// A system message.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
@@ -395,8 +336,7 @@ impl ChatArgs {
                 draft: self.draft.tokens(),
                 stop: &|| stop.load(Ordering::Relaxed),
             };
-            let show = |text: &str| if self.json { Ok(true) } else { print::raw(text) };
-            let answer = continue_with(&mut session, &prompt, request, Some(&tokenizer), &[], &stop, &show)?;
+            let answer = session.answer(&prompt, request, Some(&tokenizer), &[], &mut show(self.json))?;
             answering.store(false, Ordering::Relaxed);
             stop.store(false, Ordering::Relaxed);
             if self.json {

@@ -1,6 +1,6 @@
 //! What the commands that run a model share: finding it, opening it, its settings.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
@@ -17,17 +17,13 @@ use crate::runtime::{Model, Weights};
 use crate::sample::Sampling;
 use crate::text::GenerationConfig;
 
-/// A model and how to run it.
+/// A model, and where it runs.
 #[derive(Debug, Args)]
 pub struct ModelArgs {
     /// A folder (a Hugging Face checkpoint, a checkpoint in MLX's layout, or an artifact), or
     /// `hub:ORG/NAME@COMMIT`.
     #[arg(value_name = "MODEL")]
     model: String,
-    /// Compute with f32 activations everywhere. The default rounds the inputs of packed linear layers to
-    /// int8 where their codec allows it.
-    #[arg(long)]
-    exact: bool,
     /// Do not compare an artifact's files with its record first.
     #[arg(long)]
     no_verify: bool,
@@ -46,13 +42,34 @@ impl ModelArgs {
         folder(&self.model, self.no_verify)
     }
 
-    /// Makes the model ready.
-    pub fn open(&self, dir: &std::path::Path) -> Outcome<Model> {
+    /// Where it runs.
+    pub fn cpu(&self, precision: Precision) -> Arc<Cpu> {
         let all = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let threads = self.threads.map_or(all, usize::from);
+        Cpu::new(self.isa.unwrap_or_else(Isa::best), self.threads.map_or(all, usize::from), precision)
+    }
+}
+
+/// A model that writes.
+#[derive(Debug, Args)]
+pub struct WriterArgs {
+    /// Compute with f32 activations everywhere. The default rounds the inputs of packed linear layers to
+    /// int8 where their codec allows it.
+    #[arg(long)]
+    exact: bool,
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+impl WriterArgs {
+    /// See [`ModelArgs::folder`].
+    pub fn folder(&self) -> Outcome<PathBuf> {
+        self.model.folder()
+    }
+
+    /// Makes the model ready.
+    pub fn open(&self, dir: &Path) -> Outcome<Model> {
         let precision = if self.exact { Precision::Exact } else { Precision::Fast };
-        let cpu: Arc<Cpu> = Cpu::new(self.isa.unwrap_or_else(Isa::best), threads, precision);
-        Model::new(Weights::open(dir)?, cpu)
+        Model::new(Weights::open(dir)?, self.model.cpu(precision))
     }
 }
 

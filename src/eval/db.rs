@@ -371,18 +371,6 @@ impl Db {
         Ok(())
     }
 
-    /// Does `work` in one transaction: rows are kept together, and many of them in one write.
-    ///
-    /// # Errors
-    /// Those of `work`, after which nothing of it is kept; [`DbError::Sqlite`].
-    pub fn together<T, E: From<DbError>>(&self, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        self.with(|c| c.execute_batch("BEGIN"))?;
-        let result = work();
-        let end = if result.is_ok() { "COMMIT" } else { "ROLLBACK" };
-        self.with(|c| c.execute_batch(end))?;
-        result
-    }
-
     /// Drops an unfinished run that has no rows; whether it did.
     ///
     /// # Errors
@@ -630,20 +618,5 @@ mod tests {
         let newer = dir.path().join("newer.db");
         Db::create(&newer).unwrap().connection.pragma_update(None, "user_version", 2).unwrap();
         assert!(matches!(Db::open(&newer), Err(DbError::Version { found: 2, .. })));
-    }
-
-    #[test]
-    fn rows_of_broken_work_are_not_kept() {
-        let dir = tempfile::tempdir().unwrap();
-        let db = Db::create(&dir.path().join("eval.db")).unwrap();
-        let model = identity("a");
-        let run = db.begin(&key(&model, 1), &model, false).unwrap().id;
-        let document = Document { sequence: 0, document: 0, positions: Vec::new() };
-        let missing = || DbError::Missing { path: PathBuf::new() };
-        let failed = db.together(|| db.put_document(run, &document).and_then(|()| Err::<(), _>(missing())));
-        assert!(failed.is_err());
-        assert_eq!(db.documents(run).unwrap(), []);
-        db.together(|| db.put_document(run, &document)).unwrap();
-        assert_eq!(db.documents(run).unwrap().len(), 1);
     }
 }

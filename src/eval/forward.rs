@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::{EvalError, Progress, work::Work};
+use super::work::{RESIDUAL, Work};
+use super::{EvalError, Progress};
 use crate::backend::cpu::Cpu;
 use crate::failure::Outcome;
 use crate::runtime::{Stream, Weights};
@@ -156,7 +157,7 @@ impl Forward<'_> {
     fn keep(&self, batch: &Range<usize>, stream: &Stream<'_>) -> Result<(), EvalError> {
         match self.work {
             Some(work) if stream.layer() > 0 => {
-                work.keep::<Kept>("residual", &(batch.clone(), stream.layer()), stream.residual())
+                work.keep::<Kept>(RESIDUAL, &(batch.clone(), stream.layer()), stream.residual())
             }
             _ => Ok(()),
         }
@@ -164,10 +165,10 @@ impl Forward<'_> {
 
     /// Layers done and residual stream of this batch, if they were kept.
     fn kept(&self, batch: &Range<usize>) -> Option<(usize, Vec<f32>)> {
-        let ((of, _), _): (Kept, serde_json::Value) = self.work?.read("residual.json")?;
+        let ((of, _), _): (Kept, serde_json::Value) = self.work?.read(&format!("{RESIDUAL}.json"))?;
         // Reading the stream is worth the time only if it is this batch's.
         (of == *batch).then_some(())?;
-        let ((_, layer), residual) = self.work?.kept::<Kept>("residual")?;
+        let ((_, layer), residual) = self.work?.kept::<Kept>(RESIDUAL)?;
         Some((layer, residual))
     }
 }

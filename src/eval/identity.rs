@@ -10,7 +10,7 @@ use super::EvalError;
 use crate::artifact::PROVENANCE;
 use crate::artifact::open::{Artifact, file_digest};
 use crate::artifact::provenance::digest_of_files;
-use crate::check::inspect::{Inspection, inspect};
+use crate::check::inspect::{Inspection, ModuleRow, Totals, inspect, totals};
 use crate::digest::Digest;
 use crate::failure::Outcome;
 use crate::text::Tokenizer;
@@ -111,6 +111,18 @@ impl Identity {
             classes: classes(&inspection),
         })
     }
+
+    /// Refuses a model whose tokenizer does anything else than the one with fingerprint `needed`.
+    ///
+    /// # Errors
+    /// [`EvalError::OtherTokenizer`].
+    pub fn check_tokenizer(&self, needed: Digest) -> Result<(), EvalError> {
+        if self.tokenizer == Some(needed) {
+            return Ok(());
+        }
+        let found = self.tokenizer.map_or_else(|| "none".to_owned(), |found| found.to_string());
+        Err(EvalError::OtherTokenizer { found, needed })
+    }
 }
 
 fn folder_digest(dir: &Path, inspection: &Inspection) -> Result<Digest, EvalError> {
@@ -126,21 +138,15 @@ fn folder_digest(dir: &Path, inspection: &Inspection) -> Result<Digest, EvalErro
 }
 
 fn classes(inspection: &Inspection) -> Vec<Class> {
-    let mut classes: BTreeMap<(&str, &str), Class> = BTreeMap::new();
-    for module in &inspection.modules {
-        let name = class_of(&module.name);
-        let row = classes.entry((name, &module.storage)).or_insert_with(|| Class {
-            class: name.to_owned(),
-            storage: module.storage.clone(),
-            modules: 0,
-            weights: 0,
-            bytes: 0,
-        });
-        row.modules += 1;
-        row.weights += module.weights;
-        row.bytes += module.bytes;
-    }
-    classes.into_values().collect()
+    let of = |module: &ModuleRow| (class_of(&module.name), module.storage.clone());
+    let row = |((class, storage), Totals { modules, weights, bytes }): ((&str, String), _)| Class {
+        class: class.to_owned(),
+        storage,
+        modules,
+        weights,
+        bytes,
+    };
+    totals(&inspection.modules, of).into_iter().map(row).collect()
 }
 
 /// The class of a module, by the parts of its name.

@@ -14,6 +14,12 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use super::EvalError;
 use crate::digest::{Digest, Hasher, canonical_json};
+use crate::failure::{Exit, Failure};
+
+/// Record of the batches that are done, where they are counted in the folder itself.
+pub const DONE: &str = "done.json";
+/// Name under which a residual stream is kept on its way through the layers.
+pub const RESIDUAL: &str = "residual";
 
 /// Values that are read or written at a time.
 const PART: usize = 1 << 18;
@@ -151,11 +157,63 @@ impl Work {
         let _ = std::fs::remove_file(self.path(name));
     }
 
+    /// Whether a later process can go on from here.
+    pub fn is_worth_resuming(&self) -> bool {
+        self.path(DONE).exists() || self.path(&format!("{RESIDUAL}.json")).exists()
+    }
+
+    /// Ends work that `error` broke off. It stays if a later process can go on from it, but not if this process
+    /// began it and it is refused: the same would be refused again. Gives back the error to report.
+    pub fn failed(self, error: Box<dyn Failure>) -> Box<dyn Failure> {
+        let refused = matches!(error.exit(), Exit::Request | Exit::Input);
+        if self.is_worth_resuming() && (self.resumed || !refused) {
+            return error;
+        }
+        match self.remove() {
+            Ok(()) => error,
+            Err(other) => other.into(),
+        }
+    }
+
     /// Removes the folder.
     ///
     /// # Errors
     /// [`EvalError::Io`].
     pub fn remove(self) -> Result<(), EvalError> {
         std::fs::remove_dir_all(&self.dir).map_err(EvalError::io("remove", &self.dir))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::Bytes;
+
+    #[test]
+    fn a_refused_task_leaves_what_an_earlier_process_did_and_nothing_of_its_own() {
+        let place = tempfile::tempdir().unwrap();
+        let target = place.path().join("dump");
+        let dir = place.path().join(".dump.work");
+        let refused = || EvalError::Budget { budget: Bytes(1), needed: Bytes(2) }.into();
+        let interrupted = || EvalError::Interrupted("1 of 2 batches".to_owned()).into();
+        let take = || Work::take(&target, &"task", false).unwrap();
+
+        take().failed(interrupted());
+        assert!(!dir.exists(), "there is nothing to go on from");
+        let work = take();
+        work.write(DONE, b"{}").unwrap();
+        work.failed(refused());
+        assert!(!dir.exists(), "the same would be refused again");
+        for name in [DONE, "residual.json"] {
+            let work = take();
+            work.write(name, b"{}").unwrap();
+            work.failed(interrupted());
+            let work = take();
+            assert!(work.resumed);
+            let error = work.failed(refused());
+            assert_eq!(error.exit(), Exit::Request);
+            assert!(dir.join(name).exists(), "another budget may go on from there");
+            take().remove().unwrap();
+        }
     }
 }

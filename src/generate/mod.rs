@@ -5,10 +5,14 @@
 //! sampler would have chosen anyway. The trunk's bits do not depend on how many tokens share a pass, and the sampler
 //! draws once for each token that is kept; so drafting changes the time and nothing else.
 
+mod text;
+
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+
+pub use text::Answer;
 
 use crate::failure::{Exit, Failure};
 use crate::runtime::{DraftState, Drafted, Model, RuntimeError, State, Want};
@@ -101,7 +105,7 @@ pub struct Continuation {
     pub tokens: Vec<u32>,
     /// The end token, if one came.
     pub end: Option<u32>,
-    /// Why it ended. [`Finish::Interrupted`] covers stop strings: only the receiver knows of them.
+    /// Why it ended. [`Finish::Interrupted`] covers stop strings, which only [`Session::answer`] knows of.
     pub finish: Finish,
     /// How the guesses did.
     pub drafting: Drafting,
@@ -125,11 +129,6 @@ impl<'a> Session<'a> {
     /// Before the first token.
     pub fn new(model: &'a Model) -> Self {
         Self { model, state: model.state(), draft: None, seen: Vec::new(), pending: Vec::new() }
-    }
-
-    /// Tokens that the model has seen.
-    pub fn seen(&self) -> &[u32] {
-        &self.seen
     }
 
     /// Bytes of caches.

@@ -16,13 +16,3 @@ mod svg;
 
 pub use data::{Data, collect};
 pub use page::{is_page, page};
-
-use crate::eval::db::{Db, DbError};
-
-/// The page of `db`.
-///
-/// # Errors
-/// A database that cannot be read.
-pub fn render(db: &Db) -> Result<String, DbError> {
-    Ok(page(&collect(db)?))
-}

@@ -1,5 +1,6 @@
 //! What comes after the last layer: the final norm, and the matrix that makes logits of hidden states.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::{RuntimeError, Weights};
@@ -39,9 +40,11 @@ impl Head {
     /// Final-normed hidden states [rows, H] of a residual stream [rows, H].
     ///
     /// # Panics
-    /// If lengths differ, or after [`Head::of_matrix`].
-    pub fn norm(&self, residual: &[f32], hidden: &mut [f32]) {
-        self.cpu.rms_norm(residual, &self.gain, self.eps, hidden);
+    /// If the stream does not hold whole rows, or after [`Head::of_matrix`].
+    pub fn norm(&self, residual: &[f32]) -> Vec<f32> {
+        let mut hidden = vec![0.0; residual.len()];
+        self.cpu.rms_norm(residual, &self.gain, self.eps, &mut hidden);
+        hidden
     }
 
     /// Logits [rows, V] of final-normed hidden states [rows, H]. They may hold NaN or infinity.
@@ -50,5 +53,14 @@ impl Head {
         let mut logits = vec![0.0; input.rows() * self.op.out_features()];
         self.cpu.linear(&input, &mut [(&*self.op, &mut logits)]);
         logits
+    }
+
+    /// Logits [rows, V] of rows `rows` of a residual stream [T, H].
+    ///
+    /// # Panics
+    /// After [`Head::of_matrix`], or if the stream has no such rows.
+    pub fn logits_of(&self, residual: &[f32], rows: Range<usize>) -> Vec<f32> {
+        let width = self.op.in_features();
+        self.logits(&self.norm(&residual[rows.start * width..rows.end * width]))
     }
 }

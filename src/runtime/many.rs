@@ -78,8 +78,7 @@ impl Model {
             end += part.tokens.len() * width;
             residual.extend_from_slice(&x[end - part.rows().0 * width..end]);
         }
-        let mut hidden = vec![0.0; residual.len()];
-        self.ends.head.norm(&residual, &mut hidden);
+        let hidden = self.ends.head.norm(&residual);
         let (mut heads, mut end) = (Vec::new(), 0);
         for part in &*parts {
             let (rows, with_logits) = part.rows();

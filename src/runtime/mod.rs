@@ -298,8 +298,7 @@ impl Model {
                 Want::Last => last,
                 Want::Hidden | Want::All => 0,
             };
-            let mut hidden = vec![0.0; x.len() - from];
-            self.ends.head.norm(&x[from..], &mut hidden);
+            let hidden = self.ends.head.norm(&x[from..]);
             match want {
                 Want::All => pass.logits.extend(self.ends.head.logits(&hidden)),
                 _ if i + 1 == passes => pass.logits = self.ends.head.logits(&hidden[last - from..]),

@@ -136,9 +136,7 @@ impl<'a> Stream<'a> {
     /// # Errors
     /// As [`Weights::vector`].
     pub fn final_hidden(&self) -> Result<Vec<f32>, RuntimeError> {
-        let mut out = vec![0.0; self.x.len()];
-        Head::open(self.weights, &self.cpu)?.norm(&self.x, &mut out);
-        Ok(out)
+        Ok(Head::open(self.weights, &self.cpu)?.norm(&self.x))
     }
 
     /// Gives the logits of every row to `take`, some rows at a time: first row, values [rows, V].

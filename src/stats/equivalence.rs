@@ -28,12 +28,6 @@ impl Tost {
     }
 }
 
-/// For a difference of means with a known standard error, by Student's t with `freedom` (infinite: normal).
-pub fn tost_mean(difference: f64, standard_error: f64, freedom: f64, margin: f64) -> Tost {
-    let p_lower = upper_p(difference + margin, standard_error, freedom);
-    Tost::new(margin, p_lower, upper_p(margin - difference, standard_error, freedom))
-}
-
 /// For the ratio of two means over the same clusters: is B inside A · (1 ± `margin`)?
 ///
 /// Tests the means of b − (1 − margin) a and b − (1 + margin) a against 0, with clustered errors, so that the

@@ -7,7 +7,7 @@
 //! | how well is a share known? | [`wilson`] |
 //! | do two models differ on the same questions, and by how much? | [`Pairs`] |
 //! | do they differ on the same documents, and by how much? | [`paired_bootstrap`], [`Mean::p_of_zero`] |
-//! | are they the same, for all that matters? | [`Pairs::tost`], [`tost_mean`], [`tost_ratio`] |
+//! | are they the same, for all that matters? | [`Pairs::tost`], [`tost_ratio`] |
 //! | and if many were tried? | [`holm`] |
 //! | what difference could have been seen at all? | [`smallest_difference`], [`items_to_see`] |
 //!
@@ -28,7 +28,7 @@ mod power;
 
 pub use bootstrap::{Bootstrap, PairedCluster, RESAMPLES, paired_bootstrap};
 pub use distribution::{Binomial, normal_quantile, normal_tail, student_quantile, student_tail};
-pub use equivalence::{Tost, tost_mean, tost_ratio};
+pub use equivalence::{Tost, tost_ratio};
 pub use holm::holm;
 pub use mean::{Mean, Percentiles, clustered_mean, quantile_of_sorted};
 pub use pairs::{Pairs, wilson};

@@ -6,15 +6,11 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::common::*;
-use crate::{args, tqc};
-
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("goldens").join(name)
-}
+use crate::{args, demo, golden, tqc};
 
 /// Three artifacts of the demo, each measured against one dump.
 fn measured(dir: &Path) -> PathBuf {
-    let (demo, db) = (golden("models/demo-qwen3_5"), dir.join("eval.db"));
+    let (demo, db) = (demo(), dir.join("eval.db"));
     tqc!(
         "eval",
         "dump",
@@ -67,7 +63,7 @@ fn results_of_different_dumps_or_models_of_one_name_are_not_mixed_up() {
     let dir = temp();
     let dir = dir.path();
     let db = measured(dir);
-    let demo = golden("models/demo-qwen3_5");
+    let demo = demo();
     let other = dir.join("other");
     tqc!("eval", "dump", &demo, "--text", golden("eval/text.jsonl"), "-o", &other, "--context", "32")
         .expect(0);

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -12,7 +13,7 @@ use tqc::isa::Isa;
 use tqc::runtime;
 
 use crate::common::*;
-use crate::{args, tqc};
+use crate::{args, demo, tqc};
 
 /// Documents that every tokenizer of the fixtures can read.
 const TEXTS: [&str; 6] = [
@@ -40,12 +41,20 @@ impl Place {
         self.dir.path().join(name)
     }
 
+    fn dump_command(&self, model: &Path, name: &str, options: &[&str]) -> Command {
+        let text = self.path("text.jsonl");
+        let mut args = args!["eval", "dump", model, "--text", text, "-o", self.path(name), "--json"];
+        args.extend(options.iter().map(Into::into));
+        command(args)
+    }
+
+    fn dump_run(&self, model: &Path, name: &str, options: &[&str]) -> Run {
+        finish(self.dump_command(model, name, options))
+    }
+
     /// Dumps `model` into `name`.
     fn dump(&self, model: &Path, name: &str, options: &[&str]) -> Value {
-        let mut args =
-            args!["eval", "dump", model, "--text", self.path("text.jsonl"), "-o", self.path(name), "--json"];
-        args.extend(options.iter().map(Into::into));
-        finish(command(args)).expect(0).json()
+        self.dump_run(model, name, options).expect(0).json()
     }
 
     /// So little memory that every sequence is a batch of its own, or nearly.
@@ -66,10 +75,6 @@ impl Place {
     fn kl(&self, dump: &str, model: &Path, options: &[&str]) -> Value {
         self.kl_run(dump, model, options).expect(0).json()
     }
-}
-
-fn demo() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("goldens/models/demo-qwen3_5")
 }
 
 /// A copy of a fixture with one tensor changed.
@@ -97,6 +102,14 @@ fn logits(model: &Path, dump: &Path) -> (Vec<Vec<f32>>, usize) {
         model.forward(&mut model.state(), &tokens, runtime::Want::All).unwrap().logits
     };
     (sequences.iter().map(of).collect(), vocab)
+}
+
+/// What a comparison found, without what differs from run to run.
+fn numbers(mut found: Value) -> Value {
+    for key in ["timings", "memory", "run", "tokens_per_s"] {
+        found.as_object_mut().unwrap().remove(key).expect(key);
+    }
+    found
 }
 
 fn log_softmax(row: &[f32], factor: f64) -> Vec<f64> {
@@ -203,13 +216,7 @@ fn neither_threads_nor_instruction_set_nor_memory_change_a_bit() {
     let second = place.dump(&demo(), "b", &["--threads", "3", "--memory", &memory]);
     assert!(second["need"]["batches"].as_u64().unwrap() > 2, "{second}");
     assert_eq!(first["digest"], second["digest"]);
-    let run = |options: &[&str]| {
-        let mut found = place.kl("a", &place.path("artifact"), options);
-        for key in ["timings", "memory", "run", "tokens_per_s"] {
-            found.as_object_mut().unwrap().remove(key);
-        }
-        found
-    };
+    let run = |options: &[&str]| numbers(place.kl("a", &place.path("artifact"), options));
     let found = run(&["--threads", "1", "--isa", "scalar"]);
     assert!(found["mean_kl"].as_f64().unwrap() > 1e-4);
     assert_eq!(found, run(&["--threads", "2", "--memory", &memory]));
@@ -240,9 +247,8 @@ fn a_killed_dump_and_a_killed_comparison_go_on_where_they_ended() {
     let whole = place.dump(&demo(), "whole", &[]);
     let memory = place.little_memory();
     let options = ["--memory", memory.as_str(), "--threads", "1"];
-    let kill_when = |mut command: std::process::Command, ready: &dyn Fn() -> bool| {
-        let mut child =
-            command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
+    let kill_when = |mut command: Command, ready: &dyn Fn() -> bool| {
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let start = Instant::now();
         while !ready() && child.try_wait().unwrap().is_none() && start.elapsed() < Duration::from_secs(60) {
             std::thread::sleep(Duration::from_millis(1));
@@ -250,21 +256,9 @@ fn a_killed_dump_and_a_killed_comparison_go_on_where_they_ended() {
         let _ = child.kill();
         child.wait().unwrap();
     };
-    let mut dump = args!["eval", "dump", demo(), "--text", place.path("text.jsonl"), "-o", place.path("cut")];
-    dump.extend(options.iter().map(Into::into));
-    kill_when(command(dump), &|| place.path(".cut.work/done.json").exists());
+    kill_when(place.dump_command(&demo(), "cut", &options), &|| place.path(".cut.work/done.json").exists());
     assert!(!place.path("cut").exists(), "a dump appears whole or not at all");
-    let other = tqc!(
-        "eval",
-        "dump",
-        demo(),
-        "--text",
-        place.path("text.jsonl"),
-        "-o",
-        place.path("cut"),
-        "--dtype",
-        "f32"
-    );
+    let other = place.dump_run(&demo(), "cut", &["--dtype", "f32"]);
     assert!(other.expect(2).stderr.contains("unfinished work of another kind"));
     // What lies there is believed only as far as its digest holds.
     let copy = |from: &str, to: &str| {
@@ -295,14 +289,7 @@ fn a_killed_dump_and_a_killed_comparison_go_on_where_they_ended() {
     kill_when(command(kl), &scored);
     let run = place.kl_run("whole", &demo(), &[]).expect(0);
     assert!(run.stderr.contains("going on with run 1"), "{}", run.stderr);
-    let mut fresh = place.kl("whole", &demo(), &["--fresh"]);
-    let mut resumed = run.json();
-    for value in [&mut fresh, &mut resumed] {
-        for key in ["timings", "memory", "run", "tokens_per_s"] {
-            value.as_object_mut().unwrap().remove(key);
-        }
-    }
-    assert_eq!(fresh, resumed);
+    assert_eq!(numbers(place.kl("whole", &demo(), &["--fresh"])), numbers(run.json()));
 }
 
 #[test]
@@ -355,23 +342,11 @@ fn long_documents_are_cut_or_split_and_short_ones_left_out_with_a_count() {
     let one = place.dump(&demo(), "one", &["--rows", "1"]);
     assert_eq!(one["documents"], 1);
     assert_eq!(place.kl("one", &demo(), &[])["ci95"], Value::Null, "one document has no interval");
-    let strict = tqc!(
-        "eval",
-        "dump",
-        demo(),
-        "--text",
-        place.path("text.jsonl"),
-        "-o",
-        place.path("x"),
-        "--context",
-        "8",
-        "--strict"
-    );
+    let strict = place.dump_run(&demo(), "x", &["--context", "8", "--strict"]);
     assert!(strict.expect(2).stderr.contains("would be cut"));
     let twice = format!("{0}\n{0}", json!({ "text": TEXTS[0] }));
     fs::write(place.path("text.jsonl"), twice).unwrap();
-    let run =
-        tqc!("eval", "dump", demo(), "--text", place.path("text.jsonl"), "-o", place.path("twice")).expect(0);
+    let run = place.dump_run(&demo(), "twice", &[]).expect(0);
     assert!(run.stderr.contains("1 documents repeat an earlier one"), "{}", run.stderr);
 }
 
@@ -389,7 +364,7 @@ fn bad_texts_are_refused_with_file_and_line_and_nothing_is_written() {
         ("{\"text\": \"a\", \"messages\": []}", 3, "both `text` and `messages`"),
     ] {
         fs::write(&path, text).unwrap();
-        let run = tqc!("eval", "dump", demo(), "--text", &path, "-o", place.path("dump")).expect(code);
+        let run = place.dump_run(&demo(), "dump", &[]).expect(code);
         assert!(run.stderr.contains(words) && run.stderr.contains("help: "), "{text:?}: {}", run.stderr);
         let left: Vec<_> = fs::read_dir(place.dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(left, ["text.jsonl"]);
@@ -460,21 +435,28 @@ fn dumps_that_do_not_fit_or_are_damaged_are_refused_by_name() {
     write_json(&record, &good);
     let run = tqc!("eval", "kl", "--teacher", place.path("text.jsonl"), demo()).expect(3);
     assert!(run.stderr.contains("does not begin with `_logits_`"), "{}", run.stderr);
-    let run =
-        tqc!("eval", "dump", demo(), "--text", place.path("text.jsonl"), "-o", place.path("dump")).expect(2);
+    let run = place.dump_run(&demo(), "dump", &[]).expect(2);
     assert!(run.stderr.contains("exists already"), "{}", run.stderr);
-    let small = tqc!(
-        "eval",
-        "dump",
-        demo(),
-        "--text",
-        place.path("text.jsonl"),
-        "-o",
-        place.path("x"),
-        "--memory",
-        "1MiB"
-    );
-    assert!(small.expect(2).stderr.contains("is too small: one sequence needs"));
+}
+
+#[test]
+fn a_dump_that_is_refused_leaves_nothing_behind() {
+    let place = Place::new();
+    let gain = |value: f32| {
+        changed(&place.path(&value.to_string()), "llama-untied", "model.norm.weight", move |_| value)
+    };
+    let (infinite, large) = (gain(3e38), gain(1e6));
+    for (teacher, options, code, words) in [
+        (&demo(), ["--memory", "1MiB"], 2, "is too small: one sequence needs"),
+        (&infinite, ["--dtype", "f32"], 3, "hold NaN or infinity"),
+        (&large, ["--dtype", "f16"], 2, "which float16 cannot"),
+    ] {
+        let run = place.dump_run(teacher, "x", &options).expect(code);
+        assert!(run.stderr.contains(words), "{options:?}: {}", run.stderr);
+        for name in ["x", ".x.work"] {
+            assert!(!place.path(name).exists(), "{options:?} left `{name}`");
+        }
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! llama.cpp's `_logits_` files: written here as its source says, from logits that the runtime gives.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use tqc::backend::Precision;
 use tqc::backend::cpu::Cpu;
@@ -10,13 +10,9 @@ use tqc::runtime::{Model, Want, Weights};
 use tqc::text::Tokenizer;
 
 use crate::common::*;
-use crate::tqc;
+use crate::{demo, golden, tqc};
 
 const CONTEXT: usize = 32;
-
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("goldens").join(name)
-}
 
 fn model(dir: &Path) -> Model {
     Model::new(Weights::open(dir).unwrap(), Cpu::new(Isa::best(), 1, Precision::Exact)).unwrap()
@@ -47,7 +43,7 @@ fn encoded(row: &[f32]) -> Vec<u8> {
 
 /// The file, its chunks, and the logits [CONTEXT, V] of each.
 fn written(path: &Path) -> (Vec<Vec<u32>>, Vec<Vec<f32>>) {
-    let dir = golden("models/demo-qwen3_5");
+    let dir = demo();
     let text = fs::read_to_string(golden("eval/text.jsonl")).unwrap();
     let tokens = Tokenizer::open(&dir).unwrap().encode(&text, true).unwrap();
     let chunks: Vec<Vec<u32>> = tokens.chunks_exact(CONTEXT).take(3).map(<[u32]>::to_vec).collect();
@@ -76,7 +72,7 @@ fn a_file_of_llama_cpp_is_scored_at_its_own_positions_and_within_its_own_floor()
     let dir = temp();
     let (file, db) = (dir.path().join("base.kld"), dir.path().join("eval.db"));
     let (chunks, logits) = written(&file);
-    let demo = golden("models/demo-qwen3_5");
+    let demo = demo();
     let own = tqc!("eval", "kl", "--teacher", &file, &demo, "--db", &db, "--json").expect(0).json();
     assert_eq!((own["tokens"].as_u64(), own["documents"].as_u64()), (Some(3 * 15), Some(3)));
     let (kl, floor) = (own["mean_kl"].as_f64().unwrap(), own["noise_floor"].as_f64().unwrap());
@@ -118,7 +114,7 @@ fn cut_and_impossible_files_are_refused() {
     let whole = fs::read(&file).unwrap();
     let refused = |bytes: &[u8], words: &str| {
         fs::write(&file, bytes).unwrap();
-        let demo = golden("models/demo-qwen3_5");
+        let demo = demo();
         let run = tqc!("eval", "kl", "--teacher", &file, demo, "--db", dir.path().join("eval.db")).expect(3);
         assert!(run.stderr.contains(words) && run.stderr.contains("help: "), "{words}: {}", run.stderr);
     };

@@ -8,7 +8,7 @@ use tqc::digest::Digest;
 use tqc::eval::db::{Db, Document, Item, Key};
 use tqc::eval::identity::{Class, Identity};
 use tqc::eval::kl::Position;
-use tqc::report::{collect, is_page, page, render};
+use tqc::report::{collect, is_page, page};
 
 use crate::common::*;
 use crate::tqc;
@@ -163,6 +163,10 @@ fn fill(path: &Path) -> Vec<Identity> {
     models
 }
 
+fn page_of(db: &Path) -> String {
+    page(&collect(&Db::open(db).unwrap()).unwrap())
+}
+
 /// The start of a tag: its name, whether it closes, whether it is empty.
 fn tags(html: &str) -> Vec<(String, bool, bool)> {
     let mut tags = Vec::new();
@@ -192,7 +196,7 @@ fn every_tag_is_closed_every_id_is_there_once_and_nothing_is_fetched_or_run() {
     let dir = temp();
     let path = dir.path().join("eval.db");
     fill(&path);
-    let html = render(&Db::open(&path).unwrap()).unwrap();
+    let html = page_of(&path);
     let mut open = Vec::new();
     for (name, closes, empty) in tags(&html) {
         match (closes, empty) {
@@ -234,7 +238,7 @@ fn hostile_names_are_there_as_text() {
     let dir = temp();
     let path = dir.path().join("eval.db");
     fill(&path);
-    let html = render(&Db::open(&path).unwrap()).unwrap();
+    let html = page_of(&path);
     for shown in [
         "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;",
         "&quot;&gt;&lt;svg/onload=alert(2)&gt;&amp;amp;",
@@ -286,7 +290,13 @@ fn every_model_is_in_every_table_that_it_belongs_to() {
             && stop.contains("7.5 %")
             && stop.contains("[2.0, 20.0] %")
     );
+    assert_eq!(stop.matches("<details>").count(), 2, "a gate for each model of the probe");
     assert!(html.contains("Runs that did not end: 1"));
+    let ended = text_between(&html, "Runs that ended: ", "</details>");
+    for (shared, column) in [("One program for all: ", "program"), ("One machine for all: ", "machine")] {
+        assert_eq!(ended.matches(shared).count(), 1, "{shared}");
+        assert!(!ended.contains(&format!("<th scope=\"col\">{column}</th>")), "{column}");
+    }
     assert!(html.contains("1 of these runs are not shown above"), "the repeated run");
 }
 
@@ -295,8 +305,8 @@ fn the_same_database_gives_the_same_bytes() {
     let dir = temp();
     let path = dir.path().join("eval.db");
     fill(&path);
-    let first = render(&Db::open(&path).unwrap()).unwrap();
-    assert_eq!(first, render(&Db::open(&path).unwrap()).unwrap());
+    let first = page_of(&path);
+    assert_eq!(first, page_of(&path));
     assert!(is_page(first.as_bytes()) && !is_page(b"<!DOCTYPE html><html></html>") && !is_page(b""));
 }
 

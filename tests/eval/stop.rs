@@ -6,15 +6,11 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::common::*;
-use crate::{args, tqc};
-
-fn demo() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("goldens/models/demo-qwen3_5")
-}
+use crate::{args, demo, golden, tqc};
 
 /// Word problems that the demo was trained on, raw and for the chat template.
 fn problems() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("goldens/tasks/problems.jsonl")
+    golden("tasks/problems.jsonl")
 }
 
 /// A copy of the demo in which the logits of its end tokens are `factor` times as large.
@@ -130,7 +126,7 @@ fn teachers_and_suites_that_do_not_fit_are_refused() {
     let dir = temp();
     let run = probe(dir.path(), &fixture("qwen3"), &demo(), &[]).expect(2);
     assert!(run.stderr.contains("tokenizer differs"), "{}", run.stderr);
-    let recall = Path::new(env!("CARGO_MANIFEST_DIR")).join("goldens/tasks/recall.jsonl");
+    let recall = golden("tasks/recall.jsonl");
     let run = probe(dir.path(), &demo(), &demo(), &["--suite", recall.to_str().unwrap()]).expect(2);
     assert!(run.stderr.contains("no prompts for free answers"), "{}", run.stderr);
     for limit in ["nan", "-1", "2"] {

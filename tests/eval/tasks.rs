@@ -20,15 +20,7 @@ use tqc::sample::{Sampler, Sampling};
 use tqc::text::Tokenizer;
 
 use crate::common::{Run, command, finish, fixture, temp};
-use crate::{args, tqc};
-
-fn goldens() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("goldens")
-}
-
-fn demo() -> PathBuf {
-    goldens().join("models/demo-qwen3_5")
-}
+use crate::{args, demo, golden, tqc};
 
 /// A model and its tokenizer.
 struct Bench {
@@ -78,12 +70,12 @@ impl Bench {
     }
 }
 
-fn golden(name: &str) -> Suite {
-    Suite::open(&goldens().join("tasks").join(name)).unwrap()
+fn suite(name: &str) -> Suite {
+    Suite::open(&golden("tasks").join(name)).unwrap()
 }
 
 fn expected(name: &str) -> Vec<Value> {
-    let text = fs::read_to_string(goldens().join("tasks/expected.json")).unwrap();
+    let text = fs::read_to_string(golden("tasks/expected.json")).unwrap();
     let all: Value = serde_json::from_str(&text).unwrap();
     all[name].as_array().unwrap().clone()
 }
@@ -106,7 +98,7 @@ fn slack(tokens: usize) -> f64 {
 fn choices_have_the_probabilities_that_transformers_gives_them() {
     let bench = Bench::open(&demo());
     for name in ["recall.jsonl", "sentences.jsonl"] {
-        let suite = golden(name);
+        let suite = suite(name);
         let (results, ran) = bench.run(&suite, &Settings::default()).unwrap();
         assert!(ran.complete);
         let expected = expected(name);
@@ -131,7 +123,7 @@ fn choices_have_the_probabilities_that_transformers_gives_them() {
 #[test]
 fn gold_continuations_have_the_probabilities_that_transformers_gives_them() {
     let bench = Bench::open(&demo());
-    let (results, _) = bench.run(&golden("last_words.jsonl"), &Settings::default()).unwrap();
+    let (results, _) = bench.run(&suite("last_words.jsonl"), &Settings::default()).unwrap();
     for (result, expected) in results.iter().zip(expected("last_words.jsonl")) {
         let Detail::Cloze(found) = detail(result) else { panic!("{result:?}") };
         let tokens = expected["tokens"].as_array().unwrap().len();
@@ -146,10 +138,10 @@ fn gold_continuations_have_the_probabilities_that_transformers_gives_them() {
 fn greedy_answers_are_those_of_transformers() {
     let bench = Bench::open(&demo());
     let settings = Settings { max_tokens: 64, ..Settings::default() };
-    let (results, _) = bench.run(&golden("problems.jsonl"), &settings).unwrap();
+    let (results, _) = bench.run(&suite("problems.jsonl"), &settings).unwrap();
     assert_eq!(results.len(), 8);
     for frame in [Frame::Raw, Frame::Chat] {
-        let suite = golden("problems.jsonl");
+        let suite = suite("problems.jsonl");
         let ids = suite.items.ids();
         for (id, expected) in ids.iter().zip(expected(&format!("problems.jsonl {frame}"))) {
             let result = results.iter().find(|r| r.frame == frame && r.item == *id).unwrap();
@@ -250,7 +242,7 @@ fn a_shared_beginning_gives_what_reading_the_whole_prompt_gives() {
 #[test]
 fn a_batch_decodes_what_a_session_does() {
     let bench = Bench::open(&demo());
-    let suite = golden("problems.jsonl");
+    let suite = suite("problems.jsonl");
     let Items::Generative(items) = &suite.items else { panic!("{suite:?}") };
     let settings = Settings { frames: vec![Frame::Raw], ..Settings::default() };
     let (results, _) = bench.run(&suite, &settings).unwrap();
@@ -281,7 +273,7 @@ fn silence_loops_and_missing_answers_are_counted_apart() {
     let dir = temp();
     let path = dir.path().join("broken.jsonl");
     let problem: Value = serde_json::from_str(
-        fs::read_to_string(goldens().join("tasks/problems.jsonl")).unwrap().lines().next().unwrap(),
+        fs::read_to_string(golden("tasks/problems.jsonl")).unwrap().lines().next().unwrap(),
     )
     .unwrap();
     // A stop string that every answer begins with leaves nothing.
@@ -588,11 +580,11 @@ fn a_chat_frame_needs_a_template() {
     let mut value: Value = serde_json::from_str(&fs::read_to_string(&config).unwrap()).unwrap();
     value.as_object_mut().unwrap().remove("chat_template");
     fs::write(&config, value.to_string()).unwrap();
-    let error = Bench::open(dir.path()).run(&golden("problems.jsonl"), &Settings::default()).unwrap_err();
+    let error = Bench::open(dir.path()).run(&suite("problems.jsonl"), &Settings::default()).unwrap_err();
     assert!(error.to_string().contains("suite `problems` has a chat frame, but"), "{error}");
     assert!(error.help().unwrap().contains("--frame raw"));
     let raw = Settings { frames: vec![Frame::Raw], limit: Some(1), ..Settings::default() };
-    assert_eq!(Bench::open(dir.path()).run(&golden("problems.jsonl"), &raw).unwrap().0.len(), 1);
+    assert_eq!(Bench::open(dir.path()).run(&suite("problems.jsonl"), &raw).unwrap().0.len(), 1);
 }
 
 #[test]
@@ -629,7 +621,7 @@ fn the_lab_model_solves_its_tasks() {
 
 /// The program on both golden suites with a few tokens at most.
 fn program(db: &Path, more: &[&str]) -> Run {
-    let tasks = goldens().join("tasks");
+    let tasks = golden("tasks");
     let suites = [tasks.join("recall.jsonl"), tasks.join("problems.jsonl")];
     let mut args = args!["eval", "tasks", demo(), "--suite", suites[0], "--suite", suites[1], "--db", db];
     args.extend(more.iter().map(Into::into));
@@ -682,7 +674,7 @@ fn the_program_goes_on_where_it_ended() {
 fn the_program_refuses_wrong_requests() {
     let dir = temp();
     let db = dir.path().join("eval.db");
-    let suite = goldens().join("tasks/recall.jsonl");
+    let suite = golden("tasks/recall.jsonl");
     let twice = tqc!["eval", "tasks", demo(), "--suite", suite, "--suite", suite, "--db", db].expect(2);
     assert!(twice.stderr.contains("are both called `recall`"), "{}", twice.stderr);
     tqc!["eval", "tasks", demo(), "--db", db].expect(2);

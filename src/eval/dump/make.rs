@@ -23,7 +23,7 @@ use crate::digest::{Digest, Hasher, canonical_json};
 use crate::eval::documents::{Documents, Sequence, tokens_digest};
 use crate::eval::forward::{Forward, Need};
 use crate::eval::identity::Identity;
-use crate::eval::work::Work;
+use crate::eval::work::{DONE, RESIDUAL, Work};
 use crate::eval::{EvalError, Progress};
 use crate::failure::Outcome;
 use crate::numeric::divergence::{divergence, log_sum};
@@ -37,6 +37,9 @@ use crate::units::Bytes;
 
 /// Tokens that the `topk` format keeps of a position.
 pub const TOP: usize = 2048;
+
+/// Folder that the dump grows in, inside that of unfinished work.
+const STAGE: &str = "dump";
 
 /// Bytes read at a time.
 const PART: usize = 1 << 20;
@@ -186,29 +189,47 @@ pub fn make(
     documents: &Documents,
     making: &Making<'_>,
 ) -> Outcome<Made> {
-    let start = Instant::now();
     if making.target.symlink_metadata().is_ok() {
         return Err(EvalError::Occupied { path: making.target.to_owned() }.into());
     }
     let tool = Tool::this();
-    let tokens_sha256 = tokens_digest(&documents.sequences);
     let key = Key {
         teacher: teacher.digest,
         text: documents.record.sha256,
-        tokens: tokens_sha256,
+        tokens: tokens_digest(&documents.sequences),
         format: making.format,
         float: making.float.to_string(),
         tool: &tool,
     };
+    let work = Work::take(making.target, &key, making.discard)?;
+    match fill(weights, cpu, teacher, documents, making, &key, &work) {
+        Ok(made) => {
+            work.remove()?;
+            Ok(made)
+        }
+        Err(error) => Err(work.failed(error)),
+    }
+}
+
+/// Makes the dump in `work`, and moves it to its place.
+fn fill(
+    weights: &Weights,
+    cpu: &Arc<Cpu>,
+    teacher: &Identity,
+    documents: &Documents,
+    making: &Making<'_>,
+    key: &Key<'_>,
+    work: &Work,
+) -> Outcome<Made> {
+    let start = Instant::now();
     let sequences: Vec<Vec<u32>> = documents.sequences.iter().map(|s| s.tokens.clone()).collect();
     let positions: usize = sequences.iter().map(Vec::len).sum();
-    let work = Work::take(making.target, &key, making.discard)?;
     let forward = Forward {
         weights,
         cpu,
         sequences: &sequences,
         budget: making.budget,
-        work: Some(&work),
+        work: Some(work),
         stop: making.stop,
         progress: making.progress,
     };
@@ -218,11 +239,11 @@ pub fn make(
     let head = Head::open(weights, cpu)?;
     let (hidden, vocab) = (weights.decoder.hidden, weights.decoder.vocab);
     let (name, tensors) = planes(making, positions, hidden, vocab);
-    let stage = work.path("dump");
+    let stage = work.path(STAGE);
     std::fs::create_dir_all(&stage).map_err(EvalError::io("create", &stage))?;
     let path = stage.join(name);
     let plane = Plane::open(&path, tensors, positions as u64)?;
-    let mut done: Done = work.read("done.json").unwrap_or_default();
+    let mut done: Done = work.read(DONE).unwrap_or_default();
     for (rows, digest) in &done.written {
         if plane.digest(&path, rows)? != *digest {
             // Somebody changed what was written: nothing of it is believed.
@@ -242,8 +263,8 @@ pub fn make(
         done.sequences = batch.end;
         peak.sample();
         // Rows that a crash leaves beyond these sums are written again.
-        work.write("done.json", &canonical_json(&done))?;
-        work.forget("residual.f32");
+        work.write(DONE, &canonical_json(&done))?;
+        work.forget(&format!("{RESIDUAL}.f32"));
         Ok(())
     })?;
 
@@ -262,7 +283,7 @@ pub fn make(
                 .transpose()?,
         },
         text: Some(documents.record.clone()),
-        tokens_sha256,
+        tokens_sha256: key.tokens,
         sequences: documents
             .sequences
             .iter()
@@ -271,10 +292,9 @@ pub fn make(
         noise_floor: NoiseFloor { mean_kl: done.kl / positions as f64, max_kl: done.kl_most },
         teacher_ppl: (done.targets > 0).then(|| exp64(done.nll / done.targets as f64)),
         files: BTreeMap::new(),
-        tool: format!("{} {} ({})", tool.name, tool.version, tool.source_sha256),
+        tool: format!("{} {} ({})", key.tool.name, key.tool.version, key.tool.source_sha256),
     };
-    let digest = publish(making, &work, name, record, &sequences, &weights.dir)?;
-    work.remove()?;
+    let digest = publish(making, work, name, record, &sequences, &weights.dir)?;
     Ok(Made {
         path: making.target.to_owned(),
         digest,
@@ -342,8 +362,7 @@ impl Maker<'_> {
         let targets: Vec<Option<u32>> =
             sequences.iter().flat_map(|s| s.tokens[1..].iter().map(|id| Some(*id)).chain([None])).collect();
         for (rows, targets) in residual.chunks(together * self.hidden).zip(targets.chunks(together)) {
-            let mut states = vec![0.0; rows.len()];
-            self.head.norm(rows, &mut states);
+            let states = self.head.norm(rows);
             let logits = self.head.logits(&states);
             let kept = match self.making.format {
                 Format::TopK => self.keep_top(done.positions, &logits, targets)?,
@@ -452,7 +471,7 @@ fn publish(
     sequences: &[Vec<u32>],
     teacher: &Path,
 ) -> Result<Digest, EvalError> {
-    let stage = work.path("dump");
+    let stage = work.path(STAGE);
     let ids: Vec<u8> = sequences.iter().flatten().flat_map(|id| id.to_le_bytes()).collect();
     let tensor = StoredTensor {
         name: "tokens".to_owned(),
@@ -461,15 +480,7 @@ fn publish(
         bytes: ids.len() as u64,
     };
     let tokens = [header(&[&tensor]), ids].concat();
-    let write = |name: &str, bytes: &[u8]| {
-        let path = stage.join(name);
-        let write = || {
-            let mut file = File::create(&path)?;
-            std::io::Write::write_all(&mut file, bytes)?;
-            file.sync_all()
-        };
-        write().map_err(EvalError::io("write", &path))
-    };
+    let write = |name: &str, bytes: &[u8]| work.write(&format!("{STAGE}/{name}"), bytes);
     write("tokens.safetensors", &tokens)?;
     for name in ["tokens.safetensors", name] {
         let path = stage.join(name);

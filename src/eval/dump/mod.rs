@@ -167,7 +167,8 @@ enum Content {
 /// The teacher's side of a comparison: an open dump, and the head if it needs one.
 #[derive(Debug)]
 pub struct Speaker<'a> {
-    dump: &'a Dump,
+    /// The dump.
+    pub dump: &'a Dump,
     head: Option<Head>,
     isa: Isa,
 }
@@ -282,11 +283,6 @@ impl Dump {
             }
             None => Err(EvalError::NoTeacher { tried: "the dump does not say where it is".to_owned() }),
         }
-    }
-
-    /// Positions that are scored.
-    pub fn positions(&self) -> usize {
-        self.scored.iter().map(Range::len).sum()
     }
 }
 

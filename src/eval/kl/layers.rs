@@ -85,14 +85,8 @@ fn compare(
     let mut kls = Vec::with_capacity(rows);
     for first in (0..rows).step_by(TOGETHER) {
         let count = TOGETHER.min(rows - first);
-        let logits = [0, 1].map(|side| {
-            let width = residuals[side].len() / rows;
-            let part = &residuals[side][first * width..(first + count) * width];
-            let mut hidden = vec![0.0; part.len()];
-            heads[side].norm(part, &mut hidden);
-            heads[side].logits(&hidden)
-        });
-        let [teacher, candidate] = logits;
+        let logits = |side: usize| heads[side].logits_of(residuals[side], first..first + count);
+        let (teacher, candidate) = (logits(0), logits(1));
         let found = positions(cpu, &Said::Logits(teacher), &candidate, &vec![None; count]);
         kls.extend(found.iter().map(|position| position.kl));
     }

@@ -32,10 +32,8 @@ pub enum Candidate {
 
 /// How to score.
 pub struct Scoring<'a> {
-    /// The dump.
-    pub dump: &'a Dump,
-    /// The teacher's folder, if not the recorded one.
-    pub head: Option<&'a Path>,
+    /// What the teacher says about the dump's sequences.
+    pub speaker: &'a Speaker<'a>,
     /// Most bytes to hold, mapped weights left out.
     pub budget: Bytes,
     /// Where unfinished batches are kept.
@@ -71,11 +69,8 @@ pub fn check(dump: &Dump, weights: &Weights, candidate: &Identity) -> Result<(),
     if found != needed {
         return Err(EvalError::OtherVocabulary { found, needed });
     }
-    if let Some(needed) = teacher.tokenizer_sha256
-        && candidate.tokenizer != Some(needed)
-    {
-        let found = candidate.tokenizer.map_or_else(|| "none".to_owned(), |found| found.to_string());
-        return Err(EvalError::OtherTokenizer { found, needed });
+    if let Some(needed) = teacher.tokenizer_sha256 {
+        candidate.check_tokenizer(needed)?;
     }
     let needed = dump.sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
     match weights.decoder.context {
@@ -100,7 +95,7 @@ fn sequences(dump: &Dump, dir: &Path) -> Outcome<Vec<Vec<u32>>> {
 /// Scores every position that the teacher spoke about; `take` is given each sequence's number and positions.
 ///
 /// # Errors
-/// [`EvalError::NoHead`], [`EvalError::Budget`], [`EvalError::Interrupted`], those of the runtime and of `take`.
+/// [`EvalError::Budget`], [`EvalError::Interrupted`], those of the runtime and of `take`.
 pub fn score(
     candidate: &Candidate,
     scoring: &Scoring<'_>,
@@ -108,14 +103,12 @@ pub fn score(
 ) -> Outcome<Timings> {
     match candidate {
         Candidate::Streamed(weights, cpu) => {
-            let speaker = scoring.dump.speaker(scoring.head, cpu)?;
-            let mut scorer = Scorer::new(scoring, speaker, cpu);
+            let mut scorer = Scorer::new(scoring, cpu);
             scorer.stream(weights, take)?;
             Ok(scorer.timings)
         }
         Candidate::Decoding(model) => {
-            let speaker = scoring.dump.speaker(scoring.head, model.cpu())?;
-            let mut scorer = Scorer::new(scoring, speaker, model.cpu());
+            let mut scorer = Scorer::new(scoring, model.cpu());
             scorer.decode(model, take)?;
             Ok(scorer.timings)
         }
@@ -124,7 +117,6 @@ pub fn score(
 
 struct Scorer<'a> {
     scoring: &'a Scoring<'a>,
-    speaker: Speaker<'a>,
     cpu: &'a Arc<Cpu>,
     /// Where each sequence begins in the token stream.
     starts: Vec<usize>,
@@ -132,24 +124,24 @@ struct Scorer<'a> {
 }
 
 impl<'a> Scorer<'a> {
-    fn new(scoring: &'a Scoring<'a>, speaker: Speaker<'a>, cpu: &'a Arc<Cpu>) -> Self {
+    fn new(scoring: &'a Scoring<'a>, cpu: &'a Arc<Cpu>) -> Self {
         let mut at = 0;
-        let lengths = scoring.dump.sequences.iter().map(|s| s.tokens.len());
+        let lengths = scoring.speaker.dump.sequences.iter().map(|s| s.tokens.len());
         let mut next = |len| {
             at += len;
             at - len
         };
         let starts = lengths.map(&mut next).collect();
-        Self { scoring, speaker, cpu, starts, timings: Timings::default() }
+        Self { scoring, cpu, starts, timings: Timings::default() }
     }
 
     /// Compares the candidate's logits after positions `first..` of sequence `number`.
     fn compare(&mut self, number: usize, first: usize, logits: &[f32], rows: usize) -> Vec<Position> {
-        let tokens = &self.scoring.dump.sequences[number].tokens;
+        let tokens = &self.scoring.speaker.dump.sequences[number].tokens;
         let targets: Vec<Option<u32>> = (first..first + rows).map(|at| tokens.get(at + 1).copied()).collect();
         let clock = Instant::now();
         let at = self.starts[number] + first;
-        let said = self.speaker.say(at..at + rows);
+        let said = self.scoring.speaker.say(at..at + rows);
         self.timings.heads_s += clock.elapsed().as_secs_f64();
         let clock = Instant::now();
         let found = positions(self.cpu, &said, logits, &targets);
@@ -164,7 +156,7 @@ impl<'a> Scorer<'a> {
         take: &mut dyn FnMut(usize, &[Position]) -> Outcome<()>,
     ) -> Outcome<()> {
         let scoring = self.scoring;
-        let sequences = sequences(scoring.dump, &weights.dir)?;
+        let sequences = sequences(scoring.speaker.dump, &weights.dir)?;
         let forward = Forward {
             weights,
             cpu: self.cpu,
@@ -176,21 +168,18 @@ impl<'a> Scorer<'a> {
         };
         scoring.progress.need(&forward.need()?);
         let head = Head::open(weights, self.cpu)?;
-        let (width, together) = (weights.decoder.hidden, forward.rows_of_logits());
+        let together = forward.rows_of_logits();
         let mut clock = Instant::now();
         forward.run(scoring.done, &mut |batch, residual| {
             self.timings.layers_s += clock.elapsed().as_secs_f64();
             let mut row = 0;
             for number in batch {
-                let scored = scoring.dump.scored[number].clone();
+                let scored = scoring.speaker.dump.scored[number].clone();
                 let mut found = Vec::with_capacity(scored.len());
                 for first in scored.clone().step_by(together) {
                     let rows = together.min(scored.end - first);
                     let clock = Instant::now();
-                    let part = &residual[(row + first) * width..(row + first + rows) * width];
-                    let mut hidden = vec![0.0; part.len()];
-                    head.norm(part, &mut hidden);
-                    let logits = head.logits(&hidden);
+                    let logits = head.logits_of(residual, row + first..row + first + rows);
                     self.timings.heads_s += clock.elapsed().as_secs_f64();
                     found.extend(self.compare(number, first, &logits, rows));
                 }
@@ -208,11 +197,11 @@ impl<'a> Scorer<'a> {
         take: &mut dyn FnMut(usize, &[Position]) -> Outcome<()>,
     ) -> Outcome<()> {
         let scoring = self.scoring;
-        let sequences = sequences(scoring.dump, &model.weights().dir)?;
+        let sequences = sequences(scoring.speaker.dump, &model.weights().dir)?;
         let total = sequences.iter().map(Vec::len).sum::<usize>() as u64;
         let mut at = 0;
         for (number, tokens) in sequences.iter().enumerate() {
-            let scored = scoring.dump.scored[number].clone();
+            let scored = scoring.speaker.dump.scored[number].clone();
             let mut found = Vec::with_capacity(scored.len());
             if number >= scoring.done {
                 let mut state = model.state();

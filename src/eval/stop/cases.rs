@@ -7,7 +7,8 @@ use serde::Serialize;
 use super::{Along, Row, Speaking, Written};
 use crate::digest::{Digest, canonical_json};
 use crate::eval::EvalError;
-use crate::eval::dump::{Dump, Said, Speaker};
+use crate::eval::dump::{Said, Speaker};
+use crate::eval::tasks::prompt::chat;
 use crate::eval::tasks::suite::{Items, Suite};
 use crate::failure::Outcome;
 use crate::generate::Finish;
@@ -97,12 +98,7 @@ pub fn prompts(dir: &Path, tokenizer: &Tokenizer, suites: &[Suite]) -> Outcome<V
         for (suite, id, raw, question) in &texts {
             let tokens = match (frame, raw, question, &template) {
                 ("raw", Some(raw), _, _) => tokenizer.encode(raw, true)?,
-                ("chat", _, Some(question), Some(template)) => {
-                    let mut conversation = Conversation::new(vec![Conversation::message("user", question)]);
-                    // A template that prints the date must not make tomorrow's prompt another one.
-                    conversation.now = crate::text::Moment::since_epoch(crate::eval::tasks::DATE);
-                    tokenizer.encode(&template.render(&conversation)?, false)?
-                }
+                ("chat", _, Some(question), Some(template)) => chat(tokenizer, template, question, false)?,
                 _ => continue,
             };
             prompts.push(Prompt { suite: suite.clone(), frame, id: id.clone(), tokens });
@@ -111,18 +107,18 @@ pub fn prompts(dir: &Path, tokenizer: &Tokenizer, suites: &[Suite]) -> Outcome<V
     Ok(prompts)
 }
 
-/// The answers in a dump's text: each begins after what the chat template puts before an answer, and ends before an
+/// The answers in the text of the speaker's dump: each begins after what the chat template puts before an answer, and ends before an
 /// end token. With the teacher along each.
 ///
 /// # Errors
 /// [`EvalError::NoAnswers`] if there are none; those of the template.
 pub fn of_dump(
-    dump: &Dump,
     speaker: &Speaker<'_>,
     dir: &Path,
     speaking: &Speaking<'_>,
     most: usize,
 ) -> Outcome<Vec<(Prompt, Case, Along)>> {
+    let dump = speaker.dump;
     let opening = opening(dir, speaking.tokenizer)?;
     let isa = speaking.model.cpu().isa;
     let (mut found, mut start) = (Vec::new(), 0);

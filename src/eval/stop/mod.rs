@@ -20,18 +20,17 @@ pub mod gate;
 pub use cases::{Case, Prompt};
 pub use gate::{Limits, Summary, summarize};
 
-use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Outcome;
-use crate::generate::{Finish, Request, Session};
+use crate::generate::{Answer, Finish, Request, Session};
 use crate::numeric::divergence::log_sum;
 use crate::numeric::math::exp64;
 use crate::runtime::{Model, Want};
 use crate::sample::{Sampler, Sampling};
-use crate::text::{StopMatcher, Streamer, Tokenizer};
+use crate::text::Tokenizer;
 
 /// Version of the instrument.
 pub const VERSION: u32 = 1;
@@ -129,9 +128,6 @@ impl Speaking<'_> {
     /// Those of the runtime and the tokenizer.
     pub fn write(&self, prompt: &[u32], raw: bool) -> Outcome<Option<Written>> {
         let stops: &[&str] = if raw { &["\n\n"] } else { &[] };
-        let mut stream = Streamer::new(self.tokenizer, true);
-        let mut matcher = StopMatcher::new(stops)?;
-        let (mut text, mut failed) = (String::new(), None);
         let mut sampler = Sampler::new(Sampling::greedy())?;
         let request = Request {
             sampler: &mut sampler,
@@ -140,30 +136,15 @@ impl Speaking<'_> {
             draft: 0,
             stop: &|| self.stop.load(Ordering::Relaxed),
         };
-        let made = Session::new(self.model).generate(prompt, request, &mut |token| {
-            match stream.push(token) {
-                Ok(piece) => text.push_str(matcher.push(piece)),
-                Err(error) => failed = Some(error),
-            }
-            match failed.is_some() || matcher.stopped() || self.stop.load(Ordering::Relaxed) {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
-            }
-        })?;
-        if let Some(error) = failed {
-            return Err(error.into());
+        let mut session = Session::new(self.model);
+        let Answer { text, finish, continuation } =
+            session.answer(prompt, request, Some(self.tokenizer), stops, &mut |_| Ok(true))?;
+        if finish == Finish::Interrupted {
+            return Ok(None);
         }
-        text.push_str(matcher.push(&stream.finish()?));
-        let finish = match made.finish {
-            _ if matcher.stopped() => Finish::StopString,
-            Finish::Interrupted => return Ok(None),
-            finish => finish,
-        };
-        if !matcher.stopped() {
-            text.push_str(&matcher.finish());
-        }
-        let loop_period = crate::eval::tasks::generative::loop_period(&made.tokens);
-        Ok(Some(Written { empty: text.trim().is_empty(), tokens: made.tokens, text, finish, loop_period }))
+        let tokens = continuation.tokens;
+        let loop_period = crate::eval::tasks::generative::loop_period(&tokens);
+        Ok(Some(Written { empty: text.trim().is_empty(), tokens, text, finish, loop_period }))
     }
 
     /// Reads the model along a case.

@@ -20,15 +20,15 @@ use serde::{Deserialize, Serialize};
 
 use super::answer::{Number, Rule};
 use super::cloze::GoldDetail;
-use super::prompt::{Context, Continuation, Prompt, share};
+use super::prompt::{self, Context, Continuation, Prompt, share};
 use super::score::{Ask, scores};
 use super::suite::GenerativeItem;
-use super::{DATE, Detail, Ended, Frame, Run, no_frame};
+use super::{Detail, Ended, Frame, Run, no_frame};
 use crate::failure::Outcome;
 use crate::generate::Finish;
 use crate::runtime::{Part, State, Want};
 use crate::sample::{Sampler, Sampling};
-use crate::text::{ChatTemplate, Conversation, EndTokens, Json, Moment, StopMatcher, Streamer};
+use crate::text::{ChatTemplate, EndTokens, StopMatcher, Streamer};
 
 /// Ends the raw frame.
 const BLANK_LINE: &str = "\n\n";
@@ -108,13 +108,7 @@ fn chat<'a>(run: &Run<'_>, items: &'a [GenerativeItem]) -> Outcome<Vec<Encoded<'
     let template = ChatTemplate::open(run.dir).map_err(|error| run.no_template(error))?;
     let prompts = fit.each(items, |item| {
         let question = item.question.as_deref().ok_or_else(|| no_frame(fit.suite, Frame::Chat))?;
-        let mut conversation = Conversation::new(vec![Conversation::message("user", question)]);
-        // A template that prints the date must not make tomorrow's prompt another one.
-        conversation.now = Moment::since_epoch(DATE);
-        if no_thinking {
-            conversation.set("enable_thinking", Json::from(false))?;
-        }
-        let prompt = fit.tokenizer.encode(&template.render(&conversation)?, false)?;
+        let prompt = prompt::chat(fit.tokenizer, &template, question, no_thinking)?;
         fit.check_length(&item.id, &prompt, 0)?;
         Ok(prompt)
     })?;

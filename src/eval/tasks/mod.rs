@@ -29,7 +29,6 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -45,9 +44,6 @@ use prompt::{Context, Continuation, Reader};
 
 /// Changes whenever the same model and suite would give other results.
 pub const VERSION: u32 = 1;
-
-/// What chat templates are told is now: 2026-01-01T00:00:00 UTC.
-pub const DATE: Duration = Duration::from_secs(1_767_225_600);
 
 /// How an item is put to the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -13,11 +13,16 @@
 //! another way than the text alone would be; that is counted as *retokenized*. Special tokens are added as the
 //! tokenizer's own post-processor says (the harness adds none unless asked).
 
+use std::time::Duration;
+
 use crate::runtime::{Model, Part, RuntimeError, State, Want};
-use crate::text::{TextError, Tokenizer};
+use crate::text::{ChatTemplate, Conversation, Json, Moment, TextError, Tokenizer};
 
 /// Shared beginnings are multiples of this many tokens.
 pub const STEP: usize = 64;
+
+/// What chat templates are told is now: 2026-01-01T00:00:00 UTC.
+const DATE: Duration = Duration::from_secs(1_767_225_600);
 
 /// A prompt, ready to be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +31,25 @@ pub struct Prompt {
     pub tokens: Vec<u32>,
     /// How many of the first are read apart, and kept.
     pub shared: usize,
+}
+
+/// The tokens of `question` as the user's message in the chat template, up to where the answer begins.
+///
+/// # Errors
+/// Those of template and tokenizer.
+pub fn chat(
+    tokenizer: &Tokenizer,
+    template: &ChatTemplate,
+    question: &str,
+    no_thinking: bool,
+) -> Result<Vec<u32>, TextError> {
+    let mut conversation = Conversation::new(vec![Conversation::message("user", question)]);
+    // A template that prints the date must not make tomorrow's prompt another one.
+    conversation.now = Moment::since_epoch(DATE);
+    if no_thinking {
+        conversation.set("enable_thinking", Json::from(false))?;
+    }
+    tokenizer.encode(&template.render(&conversation)?, false)
 }
 
 /// Finds the shared tokens of prompts that follow each other in a suite.

@@ -33,8 +33,6 @@ pub struct KlGroup {
 pub struct KlEntry {
     /// Position of the model.
     pub model: usize,
-    /// The run.
-    pub run: i64,
     /// What was printed.
     pub summary: Value,
     /// Mean KL, nats per token.
@@ -104,7 +102,6 @@ impl KlEntry {
         };
         Self {
             model,
-            run: run.id,
             mean: number(&summary, "mean_kl"),
             interval: interval(&summary, "ci95"),
             at_floor: number(&summary, "mean_kl").is_some_and(|mean| mean <= 2.0 * floor),

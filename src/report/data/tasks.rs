@@ -33,8 +33,6 @@ pub struct TaskGroup {
 pub struct TaskEntry {
     /// Position of the model.
     pub model: usize,
-    /// The run.
-    pub run: i64,
     /// Items with a result.
     pub items: Option<u64>,
     /// Those that are right.
@@ -89,7 +87,7 @@ impl TaskGroup {
                 };
                 let key = (suite.to_owned(), frame.to_owned(), key);
                 let (_, entries) = groups.entry(key).or_insert_with(|| (group(), BTreeMap::new()));
-                entries.insert(*model, (TaskEntry::new(*model, run.id, value), answers));
+                entries.insert(*model, (TaskEntry::new(*model, value), answers));
             }
         }
         Ok(groups.into_values().map(|(group, entries)| group.with(entries, models)).collect())
@@ -107,7 +105,7 @@ impl TaskGroup {
 }
 
 impl TaskEntry {
-    fn new(model: usize, run: i64, value: &Value) -> Self {
+    fn new(model: usize, value: &Value) -> Self {
         let (items, correct) = (count(value, "items"), count(value, "correct"));
         let counted = items.zip(correct).filter(|(items, correct)| *items > 0 && correct <= items);
         let wilson = counted.map(|(items, correct)| wilson(correct, items, CONFIDENCE));
@@ -116,7 +114,6 @@ impl TaskEntry {
         let of = |key: &str| count(value, key).or_else(|| count(part, key));
         Self {
             model,
-            run,
             items,
             correct,
             accuracy: number(value, "accuracy")

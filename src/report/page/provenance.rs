@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::who;
+use crate::eval::db::Run;
 use crate::report::data::{Data, Model, RunRow, described};
 use crate::report::html::{Markup, Table, cut, details, escape, paragraph};
 use crate::report::number::{count, duration, size};
@@ -94,23 +95,36 @@ fn of_model(data: &Data, model: &Model) -> String {
     )
 }
 
+/// What `of` gives for every run, if it is the same for all and there are several.
+fn common<'a>(rows: &[&'a RunRow], of: impl Fn(&'a Run) -> &'a Value) -> Option<&'a Value> {
+    let (first, rest) = rows.split_first()?;
+    let first = of(&first.run);
+    (!rest.is_empty() && rest.iter().all(|row| of(&row.run) == first)).then_some(first)
+}
+
 fn runs(data: &Data, caption: &str, rows: &[&RunRow]) -> String {
-    let mut table = Table::new(
-        caption,
-        &[
-            ("run", true),
-            ("instrument", false),
-            ("model", false),
-            ("measured on", false),
-            ("settings", false),
-            ("program", false),
-            ("machine", false),
-            ("began", false),
-            ("ended", false),
-            ("spent", true),
-            ("shown", false),
-        ],
-    );
+    // What all runs have in common is said once, and has no column.
+    let (program, machine) = (common(rows, |run| &run.tool), common(rows, |run| &run.machine));
+    let columns = [
+        ("run", true),
+        ("instrument", false),
+        ("model", false),
+        ("measured on", false),
+        ("settings", false),
+        ("program", false),
+        ("machine", false),
+        ("began", false),
+        ("ended", false),
+        ("spent", true),
+        ("shown", false),
+    ];
+    let own = |name: &str| match name {
+        "program" => program.is_none(),
+        "machine" => machine.is_none(),
+        _ => true,
+    };
+    let shown: Vec<(&str, bool)> = columns.into_iter().filter(|(name, _)| own(name)).collect();
+    let mut table = Table::new(caption, &shown);
     for row in rows {
         let run = &row.run;
         let long = |value: &Value| {
@@ -121,7 +135,7 @@ fn runs(data: &Data, caption: &str, rows: &[&RunRow]) -> String {
             (Some(_), true) => "measured again",
             (Some(_), false) => "yes",
         };
-        table.row([
+        let cells = [
             run.id.to_string().into(),
             format!("{} version {}", cut(&run.instrument, 40), run.version).into(),
             who(&data.models[row.model]),
@@ -133,10 +147,17 @@ fn runs(data: &Data, caption: &str, rows: &[&RunRow]) -> String {
             Markup::or_none(run.finished.clone()),
             duration(run.seconds).into(),
             shown.into(),
-        ]);
+        ];
+        table.row(cells.into_iter().zip(columns).filter(|(_, (name, _))| own(name)).map(|(cell, _)| cell));
     }
+    let once = |what: &str, value: Option<&Value>| match value {
+        Some(value) => paragraph("note", &format!("{what} for all: {}.", cut(&described(value), 400))),
+        None => String::new(),
+    };
+    let content =
+        format!("{}{}{}", once("One program", program), once("One machine", machine), table.render());
     match table.is_empty() {
         true => paragraph("note", "There are none."),
-        false => details(format!("{caption}: {}", rows.len()), &table.render()),
+        false => details(format!("{caption}: {}", rows.len()), &content),
     }
 }

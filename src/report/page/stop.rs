@@ -43,9 +43,13 @@ fn of_group(data: &Data, group: &StopGroup) -> String {
         table.row([who(&data.models[*model]), word(summary), Markup::or_none(headline)]);
     }
     out.push_str(&table.render());
-    out.push_str(&gate(data, group));
     for (model, summary) in &group.entries {
-        out.push_str(&means(&data.models[*model], summary));
+        let model = &data.models[*model];
+        let content = format!("{}{}", gate(model, summary), means(model, summary));
+        if !content.is_empty() {
+            let title = format!("{}: the gate line by line, and both sides on average", who(model).as_str());
+            out.push_str(&details(Markup::raw(title), &content));
+        }
     }
     out
 }
@@ -54,13 +58,12 @@ fn frame_of(frame: &Value) -> String {
     text(frame, "frame").unwrap_or_else(|| "(no name)".to_owned())
 }
 
-fn gate(data: &Data, group: &StopGroup) -> String {
+fn gate(model: &Model, summary: &Value) -> String {
     let mut table = Table::new(
-        "The gate, line by line",
+        format!("The gate of {} {}, line by line", model.number, model.label),
         &[
-            ("model", false),
-            ("frame", false),
             ("what", false),
+            ("frame", false),
             ("cases", true),
             ("of", true),
             ("value", true),
@@ -69,24 +72,21 @@ fn gate(data: &Data, group: &StopGroup) -> String {
             ("verdict", false),
         ],
     );
-    for (model, summary) in &group.entries {
-        for frame in list(summary, "frames") {
-            for line in list(frame, "gate") {
-                // Counted lines are rates, the others differences of probabilities.
-                let cases = count(line, "count");
-                let share = |value: f64| if cases.is_some() { percent(value) } else { format!("{value:.4}") };
-                table.row([
-                    who(&data.models[*model]),
-                    frame_of(frame).into(),
-                    Markup::or_none(text(line, "what")),
-                    Markup::or_none(cases.map(|n| n.to_string())),
-                    Markup::or_none(count(line, "of").map(|n| n.to_string())),
-                    Markup::or_none(number(line, "value").map(share)),
-                    Markup::or_none(interval(line, "interval").map(percent_between)),
-                    Markup::or_none(number(line, "limit").map(share)),
-                    word(line),
-                ]);
-            }
+    for frame in list(summary, "frames") {
+        for line in list(frame, "gate") {
+            // Counted lines are rates, the others differences of probabilities.
+            let cases = count(line, "count");
+            let share = |value: f64| if cases.is_some() { percent(value) } else { format!("{value:.4}") };
+            table.row([
+                Markup::or_none(text(line, "what")),
+                frame_of(frame).into(),
+                Markup::or_none(cases.map(|n| n.to_string())),
+                Markup::or_none(count(line, "of").map(|n| n.to_string())),
+                Markup::or_none(number(line, "value").map(share)),
+                Markup::or_none(interval(line, "interval").map(percent_between)),
+                Markup::or_none(number(line, "limit").map(share)),
+                word(line),
+            ]);
         }
     }
     if table.is_empty() { String::new() } else { table.render() }
@@ -132,8 +132,5 @@ fn means(model: &Model, summary: &Value) -> String {
         }
         content.push_str(&table.render());
     }
-    match content.is_empty() {
-        true => content,
-        false => details(format!("Both sides on average: {} {}", model.number, model.label), &content),
-    }
+    content
 }

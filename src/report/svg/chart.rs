@@ -152,6 +152,7 @@ impl Chart {
                 true => format!("M{} {1}H{2}", at(x - 3.5), at(y), at(x + 3.5)),
                 false => String::new(),
             };
+            self.taken.push((x - 3.5, top, x + 3.5, bottom));
             self.marks.push_str(&format!(
                 "<path class=\"whisker c{colour}\" d=\"M{} {}V{}{}{}\"/>\n",
                 at(x),
@@ -170,22 +171,68 @@ impl Chart {
         self.taken.push((x - 6.0, y - 6.0, x + 6.0, y + 6.0));
     }
 
-    /// Writes each point's number and name beside it, or the number alone where there is no room for both.
+    /// Writes each point's number and name beside it; where there is no room for both, the number alone, in a crowd
+    /// at some distance with a line that leads to it.
     pub fn names(&mut self, points: &[Point]) {
         for point in points {
             let both = format!("{} {}", point.number, cut(&point.name, 22));
             let (x, y) = (self.px(point.x), self.py(point.y));
-            let found = [both.as_str(), point.number.as_str()]
-                .into_iter()
-                .find_map(|text| Some((text, self.room(x, y, text)?)));
-            // In a crowd the number lies over something, which is better than no number.
-            let right = (x + 8.0, y + 4.0);
-            let (text, (left, base)) = found.unwrap_or((&point.number, right));
-            let width = LETTER * text.chars().count() as f64;
-            self.taken.push((left, base - 11.0, left + width, base + 3.0));
+            let near = |text| Some((text, self.room(x, y, text)?));
+            let found = near(both.as_str()).or_else(|| near(point.number.as_str()));
+            // A number over something is still better than no number.
+            let (text, (left, base)) = found.unwrap_or_else(|| {
+                let place = self.distant_room(x, y, &point.number).unwrap_or((x + 8.0, y + 4.0));
+                (&point.number, place)
+            });
+            let own = area(left, base, text);
+            if found.is_none() {
+                let (to_x, to_y) = (x.clamp(own.0, own.2), y.clamp(own.1, own.3));
+                // From the marker's edge, not from under it.
+                let far = ((to_x - x) * (to_x - x) + (to_y - y) * (to_y - y)).sqrt();
+                let edge = (6.0 / far).min(1.0);
+                self.marks.push_str(&format!(
+                    "<path class=\"leader\" d=\"M{} {}L{} {}\"/>\n",
+                    at(x + edge * (to_x - x)),
+                    at(y + edge * (to_y - y)),
+                    at(to_x),
+                    at(to_y)
+                ));
+            }
+            self.taken.push(own);
             let text = escape(text);
             self.marks.push_str(&format!("<text x=\"{}\" y=\"{}\">{text}</text>\n", at(left), at(base)));
         }
+    }
+
+    /// Whether `text` at a place is inside the axes and touches nothing.
+    fn is_free(&self, left: f64, base: f64, text: &str) -> bool {
+        let own = area(left, base, text);
+        let inside = own.0 >= self.left && own.2 <= WIDTH && own.1 >= TOP && own.3 <= self.height - BOTTOM;
+        inside && !self.taken.iter().any(|other| touch(own, *other))
+    }
+
+    /// Where `text` can begin in the wider surroundings of a marker: on rings, the nearest first.
+    fn distant_room(&self, x: f64, y: f64, text: &str) -> Option<(f64, f64)> {
+        // Thirds of a right angle; two roots of whole numbers suffice.
+        let half = 0.75f64.sqrt();
+        let directions = [
+            (1.0, 0.0),
+            (half, -0.5),
+            (half, 0.5),
+            (0.5, -half),
+            (0.5, half),
+            (0.0, -1.0),
+            (0.0, 1.0),
+            (-0.5, -half),
+            (-0.5, half),
+            (-half, -0.5),
+            (-half, 0.5),
+            (-1.0, 0.0),
+        ];
+        let width = LETTER * text.chars().count() as f64;
+        let rings = (3..12).map(|ring| 8.0 * f64::from(ring));
+        let places = rings.flat_map(|far| directions.map(|(dx, dy)| (x + far * dx, y + far * dy)));
+        places.map(|(x, y)| (x - width / 2.0, y + 4.0)).find(|(left, base)| self.is_free(*left, *base, text))
     }
 
     /// Where `text` can begin near a marker without touching anything.
@@ -201,12 +248,7 @@ impl Chart {
             (x - width / 2.0, y - 12.0),
             (x - width / 2.0, y + 20.0),
         ];
-        places.into_iter().find(|(left, base)| {
-            let own = (*left, base - 11.0, left + width, base + 3.0);
-            let inside =
-                own.0 >= self.left && own.2 <= WIDTH && own.1 >= TOP && own.3 <= self.height - BOTTOM;
-            inside && !self.taken.iter().any(|other| touch(own, *other))
-        })
+        places.into_iter().find(|(left, base)| self.is_free(*left, *base, text))
     }
 
     /// The element.
@@ -263,6 +305,11 @@ impl Chart {
         out.push_str("</svg>\n");
         out
     }
+}
+
+/// What `text` covers that begins at `left` on the line `base`.
+fn area(left: f64, base: f64, text: &str) -> Taken {
+    (left, base - 11.0, left + LETTER * text.chars().count() as f64, base + 3.0)
 }
 
 fn touch(a: Taken, b: Taken) -> bool {
@@ -355,4 +402,36 @@ fn opening(id: &str, title: &str, description: &str, height: f64) -> String {
         escape(title),
         escape(description)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_a_crowd_touch_neither_markers_nor_whiskers_nor_each_other() {
+        let point = |i: usize| Point {
+            x: 4.0 + 0.02 * i as f64,
+            y: 0.1 + 0.001 * (i % 3) as f64,
+            interval: Some((0.08, 0.12)),
+            number: (i + 1).to_string(),
+            name: "a name of some length".to_owned(),
+            hint: String::new(),
+            colour: 0,
+            shape: 0,
+            filled: true,
+        };
+        let points: Vec<Point> = (0..12).map(point).collect();
+        let (x, y) = (Axis::linear("", [2.0, 8.0].into_iter()), Axis::log("", [0.01, 1.0].into_iter()));
+        let mut chart = Chart::new("c", "", "", x, y, 290.0);
+        points.iter().for_each(|point| chart.point(point));
+        let marks = chart.taken.len();
+        chart.names(&points);
+        assert_eq!(chart.taken.len(), marks + points.len());
+        for (i, name) in chart.taken.iter().enumerate().skip(marks) {
+            let others = chart.taken.iter().take(i);
+            assert!(!others.into_iter().any(|other| touch(*name, *other)), "name {}", i - marks + 1);
+        }
+        assert!(chart.marks.contains("class=\"leader\""), "there is no room for all beside their markers");
+    }
 }
