@@ -239,7 +239,7 @@ pub fn build(plan: &Plan, options: &Options<'_>) -> Outcome<Finished> {
     let (staging, finished) = result.inspect_err(|_| unmade.remove_if_empty())?;
     let result = check_space(plan, &staging)
         .map_err(Ending::from)
-        .and_then(|()| make_fold(plan, options))
+        .and_then(|()| make_fold(plan, options, &staging))
         .and_then(|folded| {
             let results =
                 run::run(plan, &folded.prepared, &staging, finished, options.stop, options.progress);
@@ -258,9 +258,9 @@ pub fn build(plan: &Plan, options: &Options<'_>) -> Outcome<Finished> {
 }
 
 /// The plan's changes of basis; nothing of the artifact is written before the model is known to compute the same.
-fn make_fold(plan: &Plan, options: &Options<'_>) -> Result<Folded, Ending> {
+fn make_fold(plan: &Plan, options: &Options<'_>, staging: &Staging) -> Result<Folded, Ending> {
     let tell = |what: &str| options.progress.phase(what);
-    let watch = Watch { stop: options.stop, tell: &tell };
+    let watch = Watch { stop: options.stop, tell: &tell, keep: staging };
     fold(plan, watch).map_err(|failure| Ending { failure, keep: true })
 }
 

@@ -4,6 +4,7 @@
 //! artifacts/.demo.building/   lock           held while a build runs
 //!                             journal.jsonl  one line per finished piece of work
 //!                             artifact/      becomes artifacts/demo in one rename
+//!                             rotations/     rotations that were looked for and found
 //! ```
 //!
 //! A journal line is written after the bytes it speaks of, and names their digests; a resumed build
@@ -21,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::BuildError;
 use crate::artifact::open::{Artifact, files_below};
 use crate::digest::Digest;
+use crate::fold::Keep;
 use crate::quant::{Repairs, RowLoss};
 
 /// The work that a journal belongs to: the plan, and the source files as the file system describes them.
@@ -177,6 +179,7 @@ impl Staging {
         let artifact = root.join("artifact");
         if entries.is_empty() {
             remove_dir(&artifact)?;
+            remove_dir(&root.join(ROTATIONS))?;
         }
         std::fs::create_dir_all(&artifact).map_err(|e| BuildError::io("create", &artifact, e))?;
         // The journal is written anew: a torn last line would otherwise swallow the next one.
@@ -248,8 +251,29 @@ impl Staging {
     }
 }
 
+impl Keep for Staging {
+    fn get(&self, name: &str) -> Option<Vec<u8>> {
+        std::fs::read(self.root.join(ROTATIONS).join(name)).ok()
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) {
+        let folder = self.root.join(ROTATIONS);
+        // Beside, then over: a kill leaves it whole or not there. Without it, the next try looks again.
+        let beside = folder.join("new");
+        let written = std::fs::create_dir_all(&folder)
+            .and_then(|()| std::fs::write(&beside, bytes))
+            .and_then(|()| std::fs::rename(&beside, folder.join(name)));
+        if written.is_ok() {
+            self.has_work.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
 /// What a staging folder may hold.
-const OWN: [&str; 5] = ["lock", "journal.jsonl", "journal.new", "artifact", "replaced"];
+const OWN: [&str; 6] = ["lock", "journal.jsonl", "journal.new", "artifact", "replaced", ROTATIONS];
+
+/// The folder of rotations that were looked for.
+const ROTATIONS: &str = "rotations";
 
 /// Refuses a folder of the staging folder's name that is no staging folder: what is in it is somebody's.
 fn check_staging(root: &Path) -> Result<(), BuildError> {
@@ -263,7 +287,7 @@ fn check_staging(root: &Path) -> Result<(), BuildError> {
         let entry = entry.map_err(|e| BuildError::io("list", root, e))?;
         let kind = entry.file_type().map_err(|e| BuildError::io("list", root, e))?;
         let name = entry.file_name();
-        let folder = name == "artifact" || name == "replaced";
+        let folder = name == "artifact" || name == "replaced" || name == ROTATIONS;
         let fits = if folder { kind.is_dir() } else { kind.is_file() };
         if !fits || !OWN.iter().any(|own| name == *own) {
             return Err(foreign());

@@ -383,7 +383,7 @@ fn check_rebuild(
     let hub = hub.map(|(repo, revision)| HubId { repo, revision });
     let mut plan = plan(recipe, SourceFolder { dir: source.to_owned(), hub }, limits)?;
     plan.measured = record.measured.clone();
-    let folded = fold(&plan, Watch { stop, tell: &|_| {} })?;
+    let folded = fold(&plan, Watch { stop, tell: &|_| {}, keep: &() })?;
     check_outputs(record, &plan, verdict);
     let mut digests: BTreeMap<&str, Digest> = BTreeMap::new();
     for output in &record.outputs {

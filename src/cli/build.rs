@@ -175,7 +175,7 @@ fn decide(
         return plan(recipe, source, limits);
     }
     let tell = |what: &str| bar.phase(what);
-    let measured = measure(&recipe, &source, limits, Watch { stop, tell: &tell });
+    let measured = measure(&recipe, &source, limits, Watch { stop, tell: &tell, keep: &() });
     bar.end();
     let measured = measured?;
     for row in &measured.rows {

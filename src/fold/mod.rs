@@ -60,6 +60,24 @@ impl Failure for FoldError {
     }
 }
 
+/// A place for what took long to find, so that a killed build does not look for it again.
+pub trait Keep: Sync {
+    /// What was put under this name by an earlier try at the same plan.
+    fn get(&self, name: &str) -> Option<Vec<u8>>;
+
+    /// Puts it there; that it could not be is no error.
+    fn put(&self, name: &str, bytes: &[u8]);
+}
+
+/// Keeps nothing.
+impl Keep for () {
+    fn get(&self, _name: &str) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn put(&self, _name: &str, _bytes: &[u8]) {}
+}
+
 /// Who waits for a fold.
 #[derive(Clone, Copy)]
 pub struct Watch<'a> {
@@ -67,6 +85,8 @@ pub struct Watch<'a> {
     pub stop: &'a AtomicBool,
     /// Is told what is being done.
     pub tell: &'a (dyn Fn(&str) + Sync),
+    /// Where searched rotations are kept.
+    pub keep: &'a dyn Keep,
 }
 
 impl Watch<'_> {

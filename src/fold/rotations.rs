@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::data::Prepared;
 use super::sample::values;
 use super::{FoldError, Watch};
 use crate::arch::Part;
 use crate::backend::cpu::Threads;
+use crate::digest::{Digest, canonical_json};
 use crate::plan::{FoldPlan, Module, Plan, RotationPlan, What};
 use crate::recipe::RotationKind;
 use crate::transform::hadamard::{SignedHadamard, signs};
@@ -28,7 +29,7 @@ pub(super) struct Rotations {
 }
 
 /// What a search for a rotation reached.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Search {
     /// `r1`, or `r2` and the path of the attention.
     pub name: String,
@@ -135,6 +136,11 @@ fn descend(
     watch: Watch<'_>,
     searches: &mut Vec<Search>,
 ) -> Result<Arc<Rotation>, FoldError> {
+    let n = rotation.len;
+    if let Some((search, matrix)) = watch.keep.get(name).and_then(|bytes| recall(&bytes, name, n)) {
+        searches.push(search);
+        return Ok(Arc::new(Rotation::Dense(Dense::new(matrix, n))));
+    }
     let start = drawn(plan, rotation, lane).matrix(plan.isa);
     let options = Options { steps: plan.recipe.transform.rotation.steps as usize, ..Options::default() };
     let parallel = |count: usize, part: &(dyn Fn(usize) + Sync)| threads.run(count, part);
@@ -142,18 +148,38 @@ fn descend(
         (watch.tell)(&format!("{name}: step {step} of {}, objective {objective:.4}", options.steps));
         watch.check().is_ok()
     };
-    let n = rotation.len;
     let optimised = optimise(samples, n, &start, &options, plan.isa, &parallel, &mut each);
     watch.check()?;
     let (first, last) = (optimised.trace.first(), optimised.trace.last());
-    searches.push(Search {
+    let search = Search {
         name: name.to_owned(),
         samples: samples.len() / n,
         steps: optimised.trace.len().saturating_sub(1),
         before: first.copied().unwrap_or_default(),
         after: last.copied().unwrap_or_default(),
-    });
+    };
+    watch.keep.put(name, &line_of(&search, &optimised.matrix));
+    searches.push(search);
     Ok(Arc::new(Rotation::Dense(Dense::new(optimised.matrix, n))))
+}
+
+/// A search's result as it is kept: a line of JSON, then R as little-endian f32, then the SHA-256 of both.
+fn line_of(search: &Search, matrix: &[f32]) -> Vec<u8> {
+    let mut bytes = canonical_json(search);
+    bytes.extend(matrix.iter().flat_map(|value| value.to_le_bytes()));
+    let digest = Digest::of(&bytes).to_string();
+    bytes.extend_from_slice(digest.as_bytes());
+    bytes
+}
+
+/// The search and R of what was kept, if it is whole and of this name and width.
+fn recall(bytes: &[u8], name: &str, n: usize) -> Option<(Search, Vec<f32>)> {
+    let (content, digest) = bytes.split_at_checked(bytes.len().checked_sub(64)?)?;
+    (Digest::of(content).to_string().as_bytes() == digest).then_some(())?;
+    let (json, matrix) = content.split_at(content.iter().position(|byte| *byte == b'\n')? + 1);
+    let search: Search = serde_json::from_slice(json).ok()?;
+    (search.name == name && matrix.len() == 4 * n * n).then_some(())?;
+    Some((search, matrix.as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value)).collect()))
 }
 
 /// Whether a search should care for a module: what is stored in floats, or in 8 bits, loses nothing to speak of.

@@ -54,7 +54,7 @@ static NEVER: AtomicBool = AtomicBool::new(false);
 
 /// Nobody.
 fn nobody() -> Watch<'static> {
-    Watch { stop: &NEVER, tell: &|_| {} }
+    Watch { stop: &NEVER, tell: &|_| {}, keep: &() }
 }
 
 /// A build of a recipe, read back.

@@ -1,5 +1,7 @@
 //! A changed basis is the same bytes for every number of threads, instruction set, budget and resume.
 
+use std::sync::atomic::Ordering;
+
 use tqc::isa::Isa;
 
 use crate::*;
@@ -74,4 +76,58 @@ fn the_record_says_how_it_was_made() {
     assert_eq!(steps("model.layers.0.self_attn.q_norm.weight"), serde_json::json!([]));
     assert!(record["notes"].as_array().unwrap().iter().any(|note| note["kind"] == "untied"));
     assert_eq!(read_json(&out.join("config.json"))["tie_word_embeddings"], false);
+}
+
+/// Raises a flag when a phase begins with these words, and counts the steps of searches.
+struct Until<'a> {
+    words: &'a str,
+    stop: &'a AtomicBool,
+    steps: std::sync::atomic::AtomicUsize,
+}
+
+impl tqc::build::Progress for Until<'_> {
+    fn begin(&self, _: u64, _: u64, _: u64, _: u64) {}
+    fn panel(&self, _: u64) {}
+    fn module(&self, _: &str) {}
+    fn phase(&self, what: &str) {
+        self.steps.fetch_add(usize::from(what.contains(": step ")), Ordering::Relaxed);
+        self.stop.fetch_or(what.starts_with(self.words), Ordering::Relaxed);
+    }
+    fn end(&self) {}
+}
+
+#[test]
+fn an_interrupted_build_keeps_the_rotations_that_it_found() {
+    use tqc::build::{Options, Unfinished, build};
+    use tqc::failure::Exit;
+    let dir = temp();
+    let text = "[default]\ncodec = \"bf16\"\n[transform]\nrotation = { kind = \"optrot\", steps = 6 }\n";
+    let plan = planned(dir.path(), text, &fixture("llama-tied"));
+    let run = |target: &Path, words: &str, unfinished| {
+        let stop = AtomicBool::new(false);
+        let progress = Until { words, stop: &stop, steps: Default::default() };
+        let options = Options { target, unfinished, strict: false, stop: &stop, progress: &progress };
+        let ended = build(&plan, &options).map(|finished| finished.publish().unwrap().digest);
+        (ended, progress.steps.into_inner())
+    };
+    let (whole, steps) = run(&dir.path().join("whole"), "never", Unfinished::Refuse);
+    assert!(steps > 6, "{steps} steps for r1 and two r2");
+    let target = dir.path().join("artifact");
+    let (ended, _) = run(&target, "comparing layer", Unfinished::Refuse);
+    assert_eq!(ended.unwrap_err().exit(), Exit::Interrupted);
+    assert!(!target.exists() && dir.path().join(".artifact.building/rotations/r1").exists());
+    let (resumed, steps) = run(&target, "never", Unfinished::Resume);
+    assert_eq!(steps, 0, "nothing is looked for twice");
+    assert_eq!(resumed.unwrap(), whole.unwrap());
+
+    // A file that is not whole is looked for again.
+    let (ended, _) = run(&target, "comparing layer", Unfinished::Refuse);
+    assert_eq!(ended.unwrap_err().exit(), Exit::Interrupted);
+    let r1 = dir.path().join(".artifact.building/rotations/r1");
+    let mut bytes = std::fs::read(&r1).unwrap();
+    bytes[400] ^= 1;
+    std::fs::write(&r1, bytes).unwrap();
+    let (resumed, steps) = run(&target, "never", Unfinished::Resume);
+    assert!(steps > 0 && steps <= 7, "{steps} steps for r1 alone");
+    assert!(resumed.is_ok());
 }

@@ -3,6 +3,7 @@
 
 mod encoders;
 mod golden;
+mod hadamard;
 mod linear;
 mod refit;
 mod statistics;

@@ -1,17 +1,21 @@
 //! Dense Hadamard matrices whose order is 4 times something, by their classical constructions.
 //!
-//! M Mᵀ = m I, entries ±1. χ is the quadratic character modulo q, 0 at 0.
+//! M Mᵀ = m I, entries ±1. χ is the quadratic character modulo the prime q, 0 at 0.
 //!
-//! | construction | order m | M |
-//! | --- | --- | --- |
-//! | Paley I | q + 1, q prime, q ≡ 3 mod 4 | I + S; S₀ⱼ = 1, Sᵢ₀ = −1, S₁₊ᵢ,₁₊ⱼ = χ(i − j), S₀₀ = 0 |
-//! | Paley II | 2 (q + 1), q prime, q ≡ 1 mod 4 | C ⊗ [[1, 1], [1, −1]] + I ⊗ [[1, −1], [−1, −1]]; C is S with Cᵢ₀ = 1 |
-//! | Williamson | 4 p | [[A, B, C, D], [−B, A, −D, C], [−C, D, A, −B], [−D, −C, B, A]] |
-//! | Goethals-Seidel | 4 p | [[A, BR, CR, DR], [−BR, A, DᵀR, −CᵀR], [−CR, −DᵀR, A, BᵀR], [−DR, CᵀR, −BᵀR, A]] |
+//! ```text
+//! S: [q + 1, q + 1]   S₀₀ = 0, S₀ⱼ = 1, S₁₊ᵢ,₁₊ⱼ = χ(i − j)
+//! Paley I          m = q + 1,   q ≡ 3 mod 4   Sᵢ₀ = −1   M = I + S
+//! Paley II         m = 2 q + 2, q ≡ 1 mod 4   Sᵢ₀ = 1    M = S ⊗ [[1, 1], [1, −1]] + I ⊗ [[1, −1], [−1, −1]]
 //!
-//! A, B, C and D are circulants of order p, of which [`TABLES`] holds the first rows; row i is the first shifted
-//! right by i. R reverses the columns. Sources: Paley 1933; Williamson 1944; Goethals and Seidel 1970. Only primes
-//! serve as q, so prime powers (order 28 from 27, say) are not among the orders.
+//!                             A   B   C   D                               A   BR    CR    DR
+//! Williamson       m = 4 p   −B   A  −D   C     Goethals-Seidel  m = 4 p −BR  A     DᵀR  −CᵀR
+//!                            −C   D   A  −B                              −CR −DᵀR   A     BᵀR
+//!                            −D  −C   B   A                              −DR  CᵀR  −BᵀR   A
+//! ```
+//!
+//! A, B, C and D are circulants of order p, of which [`TABLES`] holds the first rows; row i is the first
+//! shifted right by i. R reverses the columns. Sources: Paley 1933; Williamson 1944; Goethals and Seidel
+//! 1970. Only primes serve as q, so prime powers (order 28 from 27, say) are not used.
 
 /// Whether there is a core of this order.
 pub(super) fn exists(order: usize) -> bool {
@@ -64,7 +68,7 @@ fn character(q: usize) -> Vec<i8> {
     chi
 }
 
-/// S, or C where `first_column` is 1: `[q + 1, q + 1]`.
+/// S: `[q + 1, q + 1]`, with Sᵢ₀ = `first_column`.
 fn bordered(q: usize, first_column: i8) -> Vec<i8> {
     let chi = character(q);
     let entry = |i: usize, j: usize| match (i, j) {

@@ -1,10 +1,16 @@
-//! The kernel of the rotation: sixteen lanes wide, in one tile.
+//! The kernel of the rotation.
 //!
-//! A block of b values of some vectors lies in a tile of `[elements, strips]` lane groups. For columns, a lane
-//! group is one element of sixteen adjacent columns. For rows, it is sixteen adjacent elements of one row, and the
-//! butterflies at distances 1 to 8 are those between its lanes; where Sylvester's part is shorter than that, sixteen
-//! rows are transposed and become columns. The first pass reads the vectors and the last one writes them, so the
-//! tile is all that lies between.
+//! It works on lane groups, `[elements, strips]` of them: sixteen lanes that go through the same arithmetic.
+//!
+//! - Columns: a group is one element of sixteen adjacent columns, and a strip is those columns. A tile in the
+//!   second cache holds 2^8 elements of some strips for the first butterflies; later stages work on the
+//!   matrix in place, row by row, because memory is read fast only along its rows.
+//! - Rows: a group is sixteen adjacent elements of a row, and a strip is the row. Butterflies at distances 1
+//!   to 8 are those between lanes. The tile holds the whole row; the first stage reads it from the matrix,
+//!   the last writes it.
+//! - Rows whose Sylvester part is shorter than sixteen are transposed, sixteen at a time, and become columns.
+
+use std::ops::Range;
 
 use crate::numeric::lanes::{Kernel, LANES, Lanes};
 use crate::numeric::prefetch_line;
@@ -15,8 +21,8 @@ type Group = [f32; LANES];
 /// log₂ of the elements in a tile of columns: with all strips half a megabyte, in a core's second cache.
 const COLUMNS_TILE_LOG2: u32 = 8;
 
-/// Strips of sixteen columns that go through all stages together, at most: 2 KiB of each row, so that a row's page is
-/// looked up once for many cache lines.
+/// Strips of sixteen columns that go through all stages together, at most: 2 KiB of each row, so that a row's
+/// page is looked up once for many cache lines.
 const COLUMN_STRIPS: usize = 32;
 
 /// How many elements ahead of the reader a column's values are asked for: those of the next butterflies.
@@ -122,15 +128,9 @@ impl Kernel for RotateRows<'_> {
     fn run<V: Lanes>(self) {
         let Self { job, values, scratch } = self;
         if job.sylvester_log2 >= LANES.ilog2() {
-            match job.direction {
-                Direction::Forward => along_rows::<V, true>(&job, values, scratch),
-                Direction::Inverse => along_rows::<V, false>(&job, values, scratch),
-            }
+            along_rows::<V>(&job, values, scratch);
         } else {
-            match job.direction {
-                Direction::Forward => across_rows::<V, true>(&job, values, scratch),
-                Direction::Inverse => across_rows::<V, false>(&job, values, scratch),
-            }
+            across_rows::<V>(&job, values, scratch);
         }
     }
 }
@@ -141,16 +141,13 @@ impl Kernel for RotateColumns<'_> {
     #[inline(always)]
     fn run<V: Lanes>(self) {
         let Self { job, values, row_elements, scratch } = self;
-        match job.direction {
-            Direction::Forward => columns::<V, true>(&job, values, row_elements, scratch),
-            Direction::Inverse => columns::<V, false>(&job, values, row_elements, scratch),
-        }
+        columns::<V>(&job, values, row_elements, scratch);
     }
 }
 
 /// Rows whose sixteens of adjacent elements are lane groups.
 #[inline(always)]
-fn along_rows<V: Lanes, const FORWARD: bool>(job: &Job<'_>, values: &mut [f32], scratch: &mut Vec<f32>) {
+fn along_rows<V: Lanes>(job: &Job<'_>, values: &mut [f32], scratch: &mut Vec<f32>) {
     let (n, b) = (job.factors.len(), job.order);
     // A core's columns are taken in pairs; the one of a row without more is paired with the next row's.
     let strips = if job.sylvester_log2 == LANES.ilog2() { 2 } else { 1 };
@@ -160,43 +157,35 @@ fn along_rows<V: Lanes, const FORWARD: bool>(job: &Job<'_>, values: &mut [f32], 
         let strips = runs.len() / n;
         for (block, factors) in job.factors.chunks_exact(b).enumerate() {
             let factors = factors.as_chunks().0;
-            let mut along = AlongRows::<FORWARD> { runs, stride: n, start: block * b, factors };
-            let tile = &mut tile[..b / LANES * strips];
-            let shape = Shape { elements: b / LANES, strips, log2: job.sylvester_log2 - LANES.ilog2() };
-            rotate::<V, _>(job, shape, &mut along, tile, &mut panel);
+            let forward = job.direction == Direction::Forward;
+            V::call(Block {
+                job,
+                shape: Shape { elements: b / LANES, strips, log2: job.sylvester_log2 - LANES.ilog2() },
+                vectors: AlongRows { runs, stride: n, start: block * b, factors, forward },
+                tile,
+                panel: &mut panel,
+            });
         }
     }
 }
 
 /// Rows that are transposed, sixteen at a time.
 #[inline(always)]
-fn across_rows<V: Lanes, const FORWARD: bool>(job: &Job<'_>, values: &mut [f32], scratch: &mut Vec<f32>) {
+fn across_rows<V: Lanes>(job: &Job<'_>, values: &mut [f32], scratch: &mut Vec<f32>) {
     let (n, b) = (job.factors.len(), job.order);
     let mut panel = Panel::new(job);
-    let [tile, turned] = tiles(scratch, [1 << job.sylvester_log2.min(COLUMNS_TILE_LOG2), b]);
+    let [tile, turned] = tiles(scratch, [1 << job.sylvester_log2, b]);
     for runs in values.chunks_mut(LANES * n) {
         for (block, factors) in job.factors.chunks_exact(b).enumerate() {
             turn::<V>(runs, n, block * b, turned);
-            let mut across = Columns::<FORWARD> {
-                values: turned.as_flattened_mut(),
-                row_elements: LANES,
-                column: 0,
-                factors,
-            };
-            let shape = Shape { elements: b, strips: 1, log2: job.sylvester_log2 };
-            rotate::<V, _>(job, shape, &mut across, tile, &mut panel);
+            some_columns::<V>(job, (turned.as_flattened_mut(), LANES), 0..1, factors, tile, &mut panel);
             turn_back::<V>(turned, runs, n, block * b);
         }
     }
 }
 
 #[inline(always)]
-fn columns<V: Lanes, const FORWARD: bool>(
-    job: &Job<'_>,
-    values: &mut [f32],
-    row_elements: usize,
-    scratch: &mut Vec<f32>,
-) {
+fn columns<V: Lanes>(job: &Job<'_>, values: &mut [f32], row_elements: usize, scratch: &mut Vec<f32>) {
     let b = job.order;
     let (whole, rest) = (row_elements / LANES, row_elements % LANES);
     let in_tile = 1 << job.sylvester_log2.min(COLUMNS_TILE_LOG2);
@@ -208,9 +197,7 @@ fn columns<V: Lanes, const FORWARD: bool>(
         let mut at = 0;
         while at < whole {
             let strips = (whole - at).min(widest);
-            let mut columns = Columns::<FORWARD> { values, row_elements, column: at * LANES, factors };
-            let shape = Shape { elements: b, strips, log2: job.sylvester_log2 };
-            rotate::<V, _>(job, shape, &mut columns, &mut tile[..in_tile * strips], &mut panel);
+            some_columns::<V>(job, (values, row_elements), at..at + strips, factors, tile, &mut panel);
             at += strips;
         }
         if rest > 0 {
@@ -218,19 +205,32 @@ fn columns<V: Lanes, const FORWARD: bool>(
                 to[..rest].copy_from_slice(&row[whole * LANES..]);
                 to[rest..].fill(0.0);
             }
-            let mut columns = Columns::<FORWARD> {
-                values: padded.as_flattened_mut(),
-                row_elements: LANES,
-                column: 0,
-                factors,
-            };
-            let shape = Shape { elements: b, strips: 1, log2: job.sylvester_log2 };
-            rotate::<V, _>(job, shape, &mut columns, &mut tile[..in_tile], &mut panel);
+            some_columns::<V>(job, (padded.as_flattened_mut(), LANES), 0..1, factors, tile, &mut panel);
             for (from, row) in padded.iter().zip(values.chunks_exact_mut(row_elements)) {
                 row[whole * LANES..].copy_from_slice(&from[..rest]);
             }
         }
     }
+}
+
+/// Strips of sixteen columns of b rows of so many elements.
+#[inline(always)]
+fn some_columns<V: Lanes>(
+    job: &Job<'_>,
+    (values, row_elements): (&mut [f32], usize),
+    strips: Range<usize>,
+    factors: &[f32],
+    tile: &mut [Group],
+    panel: &mut Panel,
+) {
+    let forward = job.direction == Direction::Forward;
+    V::call(Block {
+        job,
+        shape: Shape { elements: job.order, strips: strips.len(), log2: job.sylvester_log2 },
+        vectors: Columns { values, row_elements, column: strips.start * LANES, factors, forward },
+        tile,
+        panel,
+    });
 }
 
 /// Where lane groups come from and go to, and the signs between.
@@ -251,15 +251,16 @@ trait Vectors {
 }
 
 /// Strip s is the run that starts at value s · stride.
-struct AlongRows<'a, const FORWARD: bool> {
+struct AlongRows<'a> {
     runs: &'a mut [f32],
     stride: usize,
     /// Of the block, in a run.
     start: usize,
     factors: &'a [Group],
+    forward: bool,
 }
 
-impl<const FORWARD: bool> Vectors for AlongRows<'_, FORWARD> {
+impl Vectors for AlongRows<'_> {
     const ALONG: bool = true;
 
     #[inline(always)]
@@ -268,9 +269,13 @@ impl<const FORWARD: bool> Vectors for AlongRows<'_, FORWARD> {
         let from = self.runs[at..].as_chunks().0.first_chunk::<R>().expect("R lane groups");
         let factors = self.factors[element..].first_chunk::<R>().expect("R lane groups");
         let mut x = [V::splat_bits(0); R];
-        for ((x, from), factors) in x.iter_mut().zip(from).zip(factors) {
-            let value = V::load(from);
-            *x = if FORWARD { value.mul(V::load(factors)) } else { value };
+        for (x, from) in x.iter_mut().zip(from) {
+            *x = V::load(from);
+        }
+        if self.forward {
+            for (x, factors) in x.iter_mut().zip(factors) {
+                *x = x.mul(V::load(factors));
+            }
         }
         x
     }
@@ -278,7 +283,7 @@ impl<const FORWARD: bool> Vectors for AlongRows<'_, FORWARD> {
     #[inline(always)]
     fn store<V: Lanes>(&mut self, element: usize, strip: usize, value: V) {
         let at = strip * self.stride + self.start + element * LANES;
-        let value = if FORWARD { value } else { value.mul(V::load(&self.factors[element])) };
+        let value = if self.forward { value } else { value.mul(V::load(&self.factors[element])) };
         value.store(self.runs[at..].first_chunk_mut().expect("sixteen values"));
         // The next runs are wanted next.
         prefetch_line(self.runs.as_ptr().wrapping_add(at + self.runs.len()).cast());
@@ -301,14 +306,15 @@ impl<const FORWARD: bool> Vectors for AlongRows<'_, FORWARD> {
 }
 
 /// Strip s is the sixteen columns that start at `column` + 16 s.
-struct Columns<'a, const FORWARD: bool> {
+struct Columns<'a> {
     values: &'a mut [f32],
     row_elements: usize,
     column: usize,
     factors: &'a [f32],
+    forward: bool,
 }
 
-impl<const FORWARD: bool> Vectors for Columns<'_, FORWARD> {
+impl Vectors for Columns<'_> {
     const ALONG: bool = false;
 
     #[inline(always)]
@@ -320,14 +326,14 @@ impl<const FORWARD: bool> Vectors for Columns<'_, FORWARD> {
         {
             let value = V::load(from.first_chunk().expect("sixteen values"));
             prefetch_line(from.as_ptr().wrapping_add(ROWS_AHEAD * self.row_elements).cast());
-            *x = if FORWARD { value.mul(V::splat(*factor)) } else { value };
+            *x = if self.forward { value.mul(V::splat(*factor)) } else { value };
         }
         x
     }
 
     #[inline(always)]
     fn store<V: Lanes>(&mut self, element: usize, strip: usize, value: V) {
-        let value = if FORWARD { value } else { value.mul(V::splat(self.factors[element])) };
+        let value = if self.forward { value } else { value.mul(V::splat(self.factors[element])) };
         self.put(element, strip, value);
     }
 
@@ -355,91 +361,99 @@ struct Shape {
 }
 
 /// One block of every strip.
-#[inline(always)]
-fn rotate<V: Lanes, S: Vectors>(
-    job: &Job<'_>,
+struct Block<'a, S> {
+    job: &'a Job<'a>,
     shape: Shape,
-    vectors: &mut S,
-    tile: &mut [Group],
-    panel: &mut Panel,
-) {
-    let Shape { elements, strips, log2 } = shape;
-    // The registers hold a radix of sixteen, or of four.
-    let wide = V::IN_REGISTERS >= 32;
-    let most = if wide { 4 } else { 2 };
-    let in_tile = if S::ALONG { log2 } else { log2.min(COLUMNS_TILE_LOG2) };
-    for start in (0..elements).step_by(1 << in_tile) {
-        let tile = if S::ALONG { &mut tile[start * strips..] } else { &mut *tile };
-        let tile = &mut tile[..strips << in_tile];
-        let mut done = in_tile.min(most);
-        match done {
-            0 => first_pass::<V, S, 1>(vectors, start, strips, tile),
-            1 => first_pass::<V, S, 2>(vectors, start, strips, tile),
-            2 => first_pass::<V, S, 4>(vectors, start, strips, tile),
-            3 if wide => first_pass::<V, S, 8>(vectors, start, strips, tile),
-            4 if wide => first_pass::<V, S, 16>(vectors, start, strips, tile),
-            _ => unreachable!("the greatest radix"),
-        }
-        while done < in_tile {
-            let next = (in_tile - done).min(most);
-            let stride = strips << done;
-            match next {
-                1 => pass::<V, 2>(tile, stride),
-                2 => pass::<V, 4>(tile, stride),
-                3 if wide => pass::<V, 8>(tile, stride),
-                4 if wide => pass::<V, 16>(tile, stride),
+    vectors: S,
+    tile: &'a mut [Group],
+    panel: &'a mut Panel,
+}
+
+impl<S: Vectors> Kernel for Block<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Lanes>(self) {
+        let Self { job, shape, mut vectors, tile, panel } = self;
+        let vectors = &mut vectors;
+        let Shape { elements, strips, log2 } = shape;
+        // The registers hold a radix of sixteen, or of four.
+        let wide = V::IN_REGISTERS >= 32;
+        let most = if wide { 4 } else { 2 };
+        let in_tile = if S::ALONG { log2 } else { log2.min(COLUMNS_TILE_LOG2) };
+        for start in (0..elements).step_by(1 << in_tile) {
+            let tile = if S::ALONG { &mut tile[start * strips..] } else { &mut *tile };
+            let tile = &mut tile[..strips << in_tile];
+            let mut done = in_tile.min(most);
+            match done {
+                0 => first_pass::<V, S, 1>(vectors, start, strips, tile),
+                1 => first_pass::<V, S, 2>(vectors, start, strips, tile),
+                2 => first_pass::<V, S, 4>(vectors, start, strips, tile),
+                3 if wide => first_pass::<V, S, 8>(vectors, start, strips, tile),
+                4 if wide => first_pass::<V, S, 16>(vectors, start, strips, tile),
                 _ => unreachable!("the greatest radix"),
             }
-            done += next;
-        }
-        let last = job.cores.is_empty() && in_tile == log2;
-        if last || !S::ALONG {
-            for (element, groups) in tile.chunks_exact(strips).enumerate() {
-                for (strip, group) in groups.iter().enumerate() {
-                    let value = V::load(group);
-                    if last {
-                        vectors.store(
-                            start + element,
-                            strip,
-                            V::narrow(V::wide_mul(value.widen(), job.scale)),
-                        );
-                    } else {
-                        vectors.put(start + element, strip, value);
+            while done < in_tile {
+                let next = (in_tile - done).min(most);
+                let stride = strips << done;
+                match next {
+                    1 => pass::<V, 2>(tile, stride),
+                    2 => pass::<V, 4>(tile, stride),
+                    3 if wide => pass::<V, 8>(tile, stride),
+                    4 if wide => pass::<V, 16>(tile, stride),
+                    _ => unreachable!("the greatest radix"),
+                }
+                done += next;
+            }
+            let last = job.cores.is_empty() && in_tile == log2;
+            if last || !S::ALONG {
+                for (element, groups) in tile.chunks_exact(strips).enumerate() {
+                    for (strip, group) in groups.iter().enumerate() {
+                        let value = V::load(group);
+                        if last {
+                            vectors.store(
+                                start + element,
+                                strip,
+                                V::narrow(V::wide_mul(value.widen(), job.scale)),
+                            );
+                        } else {
+                            vectors.put(start + element, strip, value);
+                        }
                     }
                 }
             }
         }
-    }
-    let mut done = in_tile;
-    while done < log2 && !S::ALONG {
-        let next = (log2 - done).min(most);
-        let scale = (job.cores.is_empty() && done + next == log2).then_some(job.scale);
-        match next {
-            1 => pass_in_place::<V, S, 2>(vectors, shape, 1 << done, scale),
-            2 => pass_in_place::<V, S, 4>(vectors, shape, 1 << done, scale),
-            3 if wide => pass_in_place::<V, S, 8>(vectors, shape, 1 << done, scale),
-            4 if wide => pass_in_place::<V, S, 16>(vectors, shape, 1 << done, scale),
-            _ => unreachable!("the greatest radix"),
+        let mut done = in_tile;
+        while done < log2 && !S::ALONG {
+            let next = (log2 - done).min(most);
+            let scale = (job.cores.is_empty() && done + next == log2).then_some(job.scale);
+            match next {
+                1 => pass_in_place::<V, S, 2>(vectors, shape, 1 << done, scale),
+                2 => pass_in_place::<V, S, 4>(vectors, shape, 1 << done, scale),
+                3 if wide => pass_in_place::<V, S, 8>(vectors, shape, 1 << done, scale),
+                4 if wide => pass_in_place::<V, S, 16>(vectors, shape, 1 << done, scale),
+                _ => unreachable!("the greatest radix"),
+            }
+            done += next;
         }
-        done += next;
-    }
-    let mut inner = 1 << log2;
-    for (i, core) in job.cores.iter().enumerate().rev() {
-        let scale = (i == 0).then_some(job.scale);
-        let stage = Stage {
-            core,
-            direction: job.direction,
-            outer: elements / (inner * core.order),
-            inner,
-            strips,
-            scale,
-        };
-        if wide {
-            core_stage::<V, S, 4, 2>(stage, vectors, tile, panel);
-        } else {
-            core_stage::<V, S, 2, 1>(stage, vectors, tile, panel);
+        let mut inner = 1 << log2;
+        for (i, core) in job.cores.iter().enumerate().rev() {
+            let scale = (i == 0).then_some(job.scale);
+            let stage = Stage {
+                core,
+                direction: job.direction,
+                outer: elements / (inner * core.order),
+                inner,
+                strips,
+                scale,
+            };
+            if wide {
+                core_stage::<V, S, 4, 2>(stage, vectors, tile, panel);
+            } else {
+                core_stage::<V, S, 2, 1>(stage, vectors, tile, panel);
+            }
+            inner *= core.order;
         }
-        inner *= core.order;
     }
 }
 
@@ -467,7 +481,7 @@ fn first_pass<V: Lanes, S: Vectors, const R: usize>(
     }
 }
 
-/// Butterflies at distances `stride`, 2 `stride`, …, R / 2 · `stride`, in place.
+/// Butterflies at distances `stride`, 2 `stride`, …, R / 2 · `stride` groups, of the tile.
 #[inline(always)]
 fn pass<V: Lanes, const R: usize>(tile: &mut [Group], stride: usize) {
     for tile in tile.chunks_exact_mut(R * stride) {
@@ -533,7 +547,7 @@ fn butterflies_at<V: Lanes, const R: usize, const DISTANCE: usize>(x: &mut [V; R
     }
 }
 
-/// One core on a tile: out[i] = Σ_j T\[i]\[j] x[j], where j counts runs of `inner` elements.
+/// One core: out\[i] = Σ_j T\[i]\[j] x\[j], where i and j count runs of `inner` elements, `outer` times.
 #[derive(Clone, Copy)]
 struct Stage<'a> {
     core: &'a Core,
@@ -541,7 +555,7 @@ struct Stage<'a> {
     outer: usize,
     inner: usize,
     strips: usize,
-    /// For the last stage, which writes to the vectors; the others write to the tile.
+    /// For the last stage.
     scale: Option<f64>,
 }
 
@@ -568,7 +582,7 @@ fn core_stage<V: Lanes, S: Vectors, const R: usize, const C: usize>(
     }
 }
 
-/// The lane groups `at .. at + C` of each run.
+/// The groups `at .. at + C` of each run of the core that starts at element `first`.
 #[inline(always)]
 fn core_columns<V: Lanes, S: Vectors, const R: usize, const C: usize>(
     stage: Stage<'_>,
@@ -669,7 +683,7 @@ fn tiles<const N: usize>(scratch: &mut Vec<f32>, groups: [usize; N]) -> [&mut [G
     if scratch.len() < needed {
         scratch.resize(needed, 0.0);
     }
-    // Groups of a tile that straddle cache lines are twice the work to read; without an offset it is only slower.
+    // A group that straddles two cache lines is read as two. Where no offset is known, it is only slower.
     let offset = scratch.as_ptr().align_offset(64).min(LANES);
     let mut rest = scratch[offset..].as_chunks_mut().0;
     groups.map(|count| {

@@ -1,7 +1,7 @@
 //! The signed Hadamard rotation.
 //!
 //! ```text
-//! R = diag(s) · blockdiag(H, …, H) / √b         R: [n, n], orthogonal      s: n signs      H: [b, b], H Hᵀ = b I
+//! R = diag(s) · blockdiag(H, …, H) / √b       R: [n, n], orthogonal    s: n signs    H: [b, b], H Hᵀ = b I
 //! rows     x ← x R  = (s ∘ x) H / √b            inverse  x ← x Rᵀ = s ∘ (x Hᵀ) / √b
 //! columns  c ← Rᵀ c = Hᵀ (s ∘ c) / √b           inverse  c ← R c  = s ∘ (H c) / √b
 //! ```
@@ -14,8 +14,8 @@
 //! 1. signs: exact;
 //! 2. Sylvester's matrix: butterflies (a, b) ← (a + b, a − b) in f32, at distances 1, 2, 4, …;
 //! 3. each core, M_r first: Σ_j ± x_j in f64, j ascending, rounded once to f32;
-//! 4. 1/√b: √b and its reciprocal in f64, multiplied into the f64 sum of the last core before it is rounded. Without
-//!    a core, the f32 result of the butterflies is widened, multiplied and rounded.
+//! 4. 1/√b: √b and its reciprocal in f64, multiplied into the f64 sum of the last core before it is rounded.
+//!    Without a core, the f32 result of the butterflies is widened, multiplied and rounded.
 //!
 //! Infinity and NaN spread over their block. Sources: Sylvester 1867; Paley 1933; QuaRot, arXiv 2404.00456.
 
@@ -75,7 +75,8 @@ impl SignedHadamard {
 
     /// x ← x R for every run of n values of every row.
     ///
-    /// `values` are rows of `row_elements` values. `scratch` is resized as needed; what it holds does not matter.
+    /// `values` are rows of `row_elements` values. `scratch` is resized as needed; what it holds does not
+    /// matter.
     ///
     /// # Panics
     /// If n does not divide `row_elements`, or `values` are not whole rows.
@@ -90,7 +91,8 @@ impl SignedHadamard {
 
     /// c ← Rᵀ c for every column of every n consecutive rows.
     ///
-    /// `values` are rows of `row_elements` values. `scratch` is resized as needed; what it holds does not matter.
+    /// `values` are rows of `row_elements` values. `scratch` is resized as needed; what it holds does not
+    /// matter.
     ///
     /// # Panics
     /// If `values` are not whole rows, or n does not divide their number.

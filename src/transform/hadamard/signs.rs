@@ -8,8 +8,8 @@
 //! word w:   s += G;  word = mix(s)                                         w = 0, 1, …
 //! ```
 //!
-//! Element 32 w + i is −1 where bit i of word w is set. Lane 0 is the residual stream, lane i + 1 the values of
-//! layer i. The mixer is splitmix32 as Tommy Ettinger published it; seeding and lanes are this project's.
+//! Element 32 w + i is −1 where bit i of word w is set. Lane 0 is the residual stream, lane i + 1 the values
+//! of layer i. The mixer is that of splitmix32.
 
 /// The words whose bits are the signs: an endless iterator.
 #[derive(Debug, Clone)]

@@ -9,8 +9,8 @@ const LARGEST_UNSPLIT: usize = 512;
 
 /// What the matrix of an order is composed of: H = M₁ ⊗ … ⊗ M_r ⊗ S.
 ///
-/// M_i are cores (Paley, Williamson, Goethals-Seidel), the first with the slowest index; S is Sylvester's matrix of
-/// order 2^`sylvester_log2`, S\[i]\[j] = (−1)^popcount(i & j).
+/// M_i are cores (Paley, Williamson, Goethals-Seidel), the first with the slowest index; S is Sylvester's
+/// matrix of order 2^`sylvester_log2`, S\[i]\[j] = (−1)^popcount(i & j).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Size {
     factors: Vec<u32>,
@@ -20,11 +20,11 @@ pub struct Size {
 impl Size {
     /// The composition for order `n`; `None` if there is none.
     ///
-    /// With n = o · 2^v, o odd: Sylvester's matrix alone if o = 1. Otherwise the core of order o · 2^j with the least
-    /// j ≥ 2 that has one, if it is at most 512 and j ≤ v. Otherwise o is written as a product of one or more odd
-    /// factors, each with its own least j, the sum of which may not pass v: the product with the least sum of
-    /// orders, then the fewest cores, then the first list of ascending orders. A core beyond 512 can come out; it
-    /// costs as many products per value as its order.
+    /// With n = o · 2^v, o odd: Sylvester's matrix alone if o = 1. Otherwise the core of order o · 2^j with
+    /// the least j ≥ 2 that has one, if it is at most 512 and j ≤ v. Otherwise o is written as a product of
+    /// one or more odd factors, each with its own least j, the sum of which may not pass v: the product with
+    /// the least sum of orders, then the fewest cores, then the first list of ascending orders. A core beyond
+    /// 512 can come out; it costs as many products per value as its order.
     pub fn of(n: usize) -> Option<Size> {
         if n == 0 {
             return None;
@@ -68,7 +68,7 @@ impl Size {
             let s = row % sylvester;
             row /= sylvester;
             let mut tail: Vec<i8> =
-                (0..sylvester).map(|j| if (s & j).count_ones() % 2 == 0 { 1 } else { -1 }).collect();
+                (0..sylvester).map(|j| if (s & j).count_ones().is_multiple_of(2) { 1 } else { -1 }).collect();
             for (order, core) in cores.iter().rev() {
                 let signs = &core[row % order * order..][..*order];
                 row /= order;
@@ -165,7 +165,8 @@ mod tests {
         for n in [0, 3, 5, 6, 7, 9, 10] {
             assert_eq!(Size::of(n), None, "{n}");
         }
-        // 231 · 4 = 924 is beyond 512, and 4 · 3, 4 · 7 and 4 · 11 are cores of a smaller sum; they need six twos.
+        // 231 · 4 = 924 is beyond 512, and 4 · 3, 4 · 7 and 4 · 11 are cores of a smaller sum; they need six
+        // twos.
         assert_eq!(Size::of(231 << 7).unwrap().factors(), [12, 28, 44]);
         assert_eq!(Size::of(231 << 5).unwrap().factors().len(), 2);
         // 131 is prime, and 131 · 4 − 1 = 523 too.
@@ -180,7 +181,7 @@ mod tests {
         let (matrix, core) = (size.matrix(), cores::core(12).unwrap());
         for i in 0..48usize {
             for j in 0..48usize {
-                let s = if (i % 4 & j % 4).count_ones() == 1 { -1 } else { 1 };
+                let s = if ((i % 4) & (j % 4)).count_ones() == 1 { -1 } else { 1 };
                 assert_eq!(matrix[i * 48 + j], core[i / 4 * 12 + j / 4] * s, "({i}, {j})");
             }
         }
