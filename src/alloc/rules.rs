@@ -12,7 +12,7 @@ use crate::recipe::{Choice, Origin, Recipe, RecipeError, Rule, Scope};
 /// A rule with a quantizing codec speaks of the matrices it matches and passes over norms, biases and the
 /// like; one with a float codec speaks of everything it matches. Without a rule, linears and embeddings
 /// take the recipe's default; routers and `in_proj_a`/`in_proj_b` take affine 8-bit at the default's group
-/// (64 if it has none) unless the default stores floats; the vision tower takes bf16; norms and biases of a
+/// (64 if it has none) unless the default stores floats; a default of f32 goes for every parameter; else the vision tower takes bf16; norms and biases of a
 /// [uniform](crate::arch::Model::uniform) model take its dtype; all else is kept.
 pub struct Rules<'a> {
     /// Whose rules.
@@ -38,6 +38,10 @@ impl Rules<'_> {
             (Choice { codec, encoder: None }, Because::Role(reason))
         };
         match output.role {
+            // Whoever wants matrices unrounded wants no other weight rounded.
+            role if default.codec == CodecSpec::F32 && role != Role::Unknown => {
+                (default.clone(), Because::Default)
+            }
             Role::Linear | Role::Embedding | Role::Head | Role::Experts => {
                 (default.clone(), Because::Default)
             }

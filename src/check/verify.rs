@@ -543,6 +543,6 @@ fn choose(plan: &Plan, digest: Digest, rebuild: Rebuild) -> Vec<(usize, &Module)
     let mut modules: Vec<(usize, &Module)> = plan.modules.iter().enumerate().collect();
     modules.sort_by_cached_key(key);
     modules.truncate(count);
-    modules.sort_by_key(|(_, module)| (module.tensor, module.output.select));
+    modules.sort_by_key(|(index, _)| *index);
     modules
 }

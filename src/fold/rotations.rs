@@ -11,7 +11,7 @@ use super::{FoldError, Watch};
 use crate::arch::Part;
 use crate::backend::cpu::Threads;
 use crate::digest::{Digest, canonical_json};
-use crate::plan::{FoldPlan, Module, Plan, RotationPlan, What};
+use crate::plan::{FoldPlan, Module, Plan, RotationPlan, What, search_samples};
 use crate::recipe::RotationKind;
 use crate::transform::hadamard::{SignedHadamard, signs};
 use crate::transform::optrot::{Options, optimise};
@@ -42,9 +42,6 @@ pub struct Search {
     /// The same at its end.
     pub after: f64,
 }
-
-/// Vectors that a search for R1 sees at most, in widths of the stream, and at least.
-const SAMPLES: (usize, usize) = (4, 4096);
 
 /// Whether rotations must be looked for in the weights.
 pub(super) fn are_found(fold: &FoldPlan) -> bool {
@@ -192,8 +189,8 @@ fn residual_axis(module: &Module) -> Option<Axis> {
     module.steps.iter().find(|step| step.what == What::R1).map(|step| step.axis)
 }
 
-/// Rows of readers and columns of writers, [samples, L]: as many of each matrix, evenly spread, each matrix with a mean
-/// square of 1.
+/// Rows of readers and columns of writers, [samples, L]: all of them, or the same share of each matrix, evenly spread;
+/// each matrix with a mean square of 1.
 fn residual_samples(
     plan: &Plan,
     prepared: &Prepared,
@@ -208,21 +205,22 @@ fn residual_samples(
     if chosen.is_empty() {
         chosen = all().collect();
     }
-    let (widths, least) = SAMPLES;
-    let each = (widths * n).max(least).div_ceil(chosen.len().max(1));
-    let mut samples = Vec::new();
+    let vectors = |module: &Module| module.weights() as usize / n;
+    let all: usize = chosen.iter().map(|(_, module)| vectors(module)).sum();
+    let most = search_samples(n).min(all);
+    let mut samples = Vec::with_capacity(most * n);
     for (index, module) in chosen {
         watch.check()?;
         let columns = module.work.row_elements;
         let matrix = values(plan, module, prepared.work(index))?;
+        let share = (vectors(module) * most).div_ceil(all);
         let mut of_module = Vec::new();
         if residual_axis(module) == Some(Axis::Input) {
             // `fc` has two runs of L in a row.
-            let runs = matrix.len() / n;
-            spread(runs, each).for_each(|run| of_module.extend_from_slice(&matrix[run * n..][..n]));
+            spread(vectors(module), share)
+                .for_each(|run| of_module.extend_from_slice(&matrix[run * n..][..n]));
         } else {
-            let vectors = matrix.len() / n;
-            for vector in spread(vectors, each) {
+            for vector in spread(vectors(module), share) {
                 let (block, column) = (vector / columns, vector % columns);
                 let rows = block * n..(block + 1) * n;
                 of_module.extend(rows.map(|row| matrix[row * columns + column]));
@@ -273,7 +271,7 @@ fn value_samples(
         let stream = residual_axis(module).expect("values and outputs touch the stream");
         work.transforms.push(Arc::new(Rotate::new(stream, residual.clone())) as Arc<dyn Transform>);
         let (matrix, columns) = (values(plan, module, &work)?, module.work.row_elements);
-        let most = 64 * n;
+        let most = search_samples(n);
         let mut of_module = Vec::new();
         if axis == Axis::Input {
             let runs = matrix.len() / n;

@@ -138,19 +138,22 @@ impl Store for Planned {
     fn rows(&self, entry: &TensorEntry, rows: Range<u64>) -> Result<Stored, RuntimeError> {
         let (index, plane) = self.of[self.by_name[&entry.name]];
         let module = &self.plan.modules[index];
-        // Floats may be cut elsewhere than before the last axis; then all of them are asked for.
-        let rows = if rows.end - rows.start == entry.shape.rows() { 0..module.rows } else { rows };
+        // Floats in their own basis are cut after the first axis, and asked for by rows of the last.
+        let each = entry.shape.rows() / module.rows;
+        let asked = rows;
+        let rows = asked.start / each..asked.end.div_ceil(each);
         let mut last = self.last.lock().expect("nobody panics with it");
         if !last.as_ref().is_some_and(|made| made.module == index && made.rows == rows) {
             *last = None;
             let planes = self
                 .make(module, index, rows.clone())
                 .map_err(|error| RuntimeError::Unmade { problem: error.to_string(), help: error.help() })?;
-            *last = Some(Made { module: index, rows, planes });
+            *last = Some(Made { module: index, rows: rows.clone(), planes });
         }
         let bytes = last.as_ref().expect("made just now").planes[plane].clone();
-        let len = bytes.len();
-        Ok(Stored::Owned(bytes, 0..len))
+        let row = entry.bytes() / entry.shape.rows();
+        let part = |row_number: u64| ((row_number - rows.start * each) * row) as usize;
+        Ok(Stored::Owned(bytes, part(asked.start)..part(asked.end)))
     }
 
     fn release(&self, _entry: &TensorEntry) {

@@ -13,6 +13,7 @@ use serde::Serialize;
 
 pub use estimate::{Estimate, estimate};
 pub use fold::{Channels, FoldPlan, RotationPlan, Step, What};
+pub use memory::search_samples;
 pub use module::{Module, STRIP_ELEMENTS};
 pub use side::{CopiedFile, SideFile};
 

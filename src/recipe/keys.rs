@@ -245,7 +245,7 @@ pub static KEYS: &[Key] = &[
         "the default codec's group",
         "Width of a block of `block-hadamard`; must divide the stream's width",
     ),
-    key(Section::Rotation, "steps", "integer", "`100`", "Steps of descent of `optrot`; 1 to 10000"),
+    key(Section::Rotation, "steps", "integer", "`60`", "Most steps of descent of `optrot`; 1 to 10000"),
     key(Section::Output, "directory", "path", "the command's choice", "The artifact's folder; not inherited"),
     key(
         Section::Output,

@@ -65,7 +65,7 @@ pub struct RotationChoice {
 }
 
 /// The steps of descent of a recipe that does not say.
-pub const OPTROT_STEPS: u32 = 100;
+pub const OPTROT_STEPS: u32 = 60;
 
 /// Every step costs two products of the samples with the rotation; nothing is gained after some hundred.
 const MOST_STEPS: u32 = 10_000;

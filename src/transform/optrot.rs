@@ -2,24 +2,25 @@
 //!
 //! ```text
 //! minimise  f(R) = Σ_i Σ_j z[i, j]⁴        Z = S R        S: [m, n] samples, R: [n, n] orthogonal
-//! κ(R)    = f(R) / (3/n · Σ_i ‖s_i‖⁴)      1/3 where all |z| of a row are equal; n / (n + 2) on average over all R;
-//!                                          n / 3 where each row has one value
+//! κ(R)    = f(R) / (3/n · Σ_i ‖s_i‖⁴)      1/3 where all |z| of a row are equal; n / (n + 2) on average over
+//!                                          all R; n / 3 where each row has one value
 //! ```
 //!
 //! Fourth powers punish outliers, which set the scale of a group. R only moves within the orthogonal group:
 //!
 //! ```text
-//! B = Zᵀ Z³,  G = 2 (B − Bᵀ)               gradient: f(R exp(tΩ)) ≈ f + t ⟨G, Ω⟩ for skew Ω       (Z³ by element)
+//! B = Zᵀ Z³,  G = 2 (B − Bᵀ)               gradient: f(R exp(tΩ)) ≈ f + t ⟨G, Ω⟩ for skew Ω; Z³ by element
 //! M ← μ M + G                              momentum, μ = ½
 //! Ω = −msign(M)                            all rotation angles made about equal, see below
 //! R' = polar(R + t R Ω)                    retraction; accepted if f(R') ≤ f + t ⟨G, Ω⟩ / 10⁴
 //! ```
 //!
-//! `msign` takes M = U Σ Vᵀ to about U Vᵀ: three times X ← a X + (b X Xᵀ + c (X Xᵀ)²) X from M over a bound of its
-//! largest singular value. A gradient has few large singular values, from the few directions that many rows share;
-//! along the gradient itself they alone would decide the step. `polar` is Newton and Schulz's X ← X − ½ (X Xᵀ − I) X
-//! until f32 is exhausted, so every accepted R is orthogonal to rounding. t is the minimum of the parabola through
-//! f(0), f'(0) and the last f(t), which also shortens a step that was refused. So f never rises.
+//! `msign` takes M = U Σ Vᵀ to about U Vᵀ: three times X ← a X + (b X Xᵀ + c (X Xᵀ)²) X, from M divided by
+//! a bound of its largest singular value. A gradient has few large singular values, from the few directions
+//! that many rows share; along the gradient itself they alone would decide the step. `polar` is Newton and
+//! Schulz's X ← X − ½ (X Xᵀ − I) X until f32 is exhausted, so every accepted R is orthogonal to rounding. t
+//! is the minimum of the parabola through f(0), f'(0) and the last f(t), which also shortens a step that
+//! was refused. So f never rises.
 //!
 //! | per step | operations |
 //! | --- | --- |
@@ -30,9 +31,10 @@
 //!
 //! That is 35 n³ at m = 4 n. Memory beside the samples: 8 m n + 32 n² bytes.
 //!
-//! All sums have an order that depends on m and n only: the result is the same for every instruction set and number
-//! of threads. Sources: Gadhikar et al., OptRot, arXiv 2512.24124 (objective; there with Cayley steps of a fixed
-//! length); Jordan et al., Muon, 2024 (`msign` and its a, b, c); Absil, Mahony and Sepulchre 2008 (retractions).
+//! All sums have an order that depends on m and n only: the result is the same for every instruction set
+//! and number of threads. Sources: Gadhikar, Hensman and Grazzi, OptRot, arXiv 2512.24124, for the
+//! objective; Jordan et al., Muon, 2024, for `msign` with its a, b, c; Absil, Mahony and Sepulchre 2008 for
+//! retractions.
 
 use std::sync::Mutex;
 
@@ -84,16 +86,17 @@ const RAISE: [f32; 3] = [3.4445, -4.7750, 2.0315];
 
 /// Lowers κ of `samples` `[m, n]`, from the orthogonal matrix `start`, row-major `[n, n]`.
 ///
-/// A sample is a weight's row (if the weight reads a rotated vector) or column (if it writes one), times how much its
-/// fourth powers shall count; values about 1 are in range. `each_step` is told the number of steps done and κ, and
-/// stops the search by returning false. Without a step that lowers κ, the result is `start` as it was given.
+/// A sample is a weight's row (if the weight reads a rotated vector) or column (if it writes one), times a
+/// weight whose fourth power is how much it counts; values about 1 are in range. `each_step` is told the
+/// number of steps done and κ, and stops the search by returning false. Without a step that lowers κ, the
+/// result is `start` as it was given.
 ///
-/// Few samples are easy to flatten, and say little about others: κ of rows that took no part falls much less unless m
-/// is many times n.
+/// R has n² / 2 degrees of freedom, so a few n samples are easy to flatten and say little about rows that took
+/// no part. A small trained model (n = 512, 54 880 rows, κ = 0.996) reached 0.831 in 60 steps with all rows as
+/// samples. With 2048 of them, those reached 0.524 and the others 0.987.
 ///
 /// # Panics
-/// If n is 0, `start` does not hold n² values, the samples are not rows of n, or the sum of their fourth powers is not
-/// finite.
+/// If n is 0, `start` does not hold n² values, the samples are not rows of n, or a sample is not finite.
 pub fn optimise(
     samples: &[f32],
     n: usize,
@@ -107,7 +110,7 @@ pub fn optimise(
     assert!(samples.len().is_multiple_of(n), "{} values are not rows of {n}", samples.len());
     let work = Work { n, isa, parallel };
     let unit = 3.0 / n as f64 * work.fourth_powers_of_lengths(samples);
-    assert!(unit.is_finite(), "samples have a fourth power beyond f32");
+    assert!(unit.is_finite(), "a sample is not finite");
     let mut r = start.to_vec();
     if unit == 0.0 {
         return Optimised { matrix: r, trace: vec![0.0] };
@@ -193,7 +196,8 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Rows of a block: enough of them to share what they are multiplied with, and sixteen blocks if n allows.
+    /// Rows of a block: enough of them to share what they are multiplied with, and sixteen blocks if n
+    /// allows.
     fn block(&self) -> usize {
         (self.n / 16).clamp(16, 64)
     }
@@ -286,7 +290,7 @@ impl Work<'_> {
         });
     }
 
-    /// x ← a x + b L of a symmetric (sign 1) or skew (sign −1) matrix L, which is read from its lower triangle.
+    /// x ← a x + b L of a symmetric (sign 1) or skew (sign −1) L, which is read from its lower triangle.
     fn blend_lower(&self, x: &mut [f32], a: f32, lower: &[f32], b: f32, sign: f32) {
         let n = self.n;
         self.blocks(x, n, &|row, x| {
@@ -345,7 +349,7 @@ impl Work<'_> {
             // A² = A Aᵀ
             self.products(square, square, n, lower, Part::Lower);
             if raise == 0 {
-                // The largest singular value of X is at most the fourth root of the length of A².
+                // Of X the largest singular value is at most the fourth root of the length of A².
                 let bound = self.squares_of_lower(lower).sqrt().sqrt();
                 self.scale(x, (1.0 / bound.sqrt()) as f32);
                 self.scale(square, (1.0 / bound) as f32);

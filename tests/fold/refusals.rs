@@ -61,10 +61,7 @@ fn blocks_that_do_not_fit_are_refused() {
 #[test]
 fn value_heads_of_gated_attention_are_refused_and_left_alone_by_auto() {
     let text = rotation("{ kind = \"hadamard\", r2 = true }");
-    says(
-        &refused(&text, &fixture("qwen3_5"), 2),
-        &["value heads of `qwen3_5_text`", "gated channel by channel"],
-    );
+    says(&refused(&text, &fixture("qwen3_5"), 2), &["value heads of `qwen3_5`", "gated channel by channel"]);
     let dir = temp();
     let (_, json) = built(dir.path(), &rotation("\"hadamard\""), &fixture("qwen3_5"), &[]);
     says(json["transform"]["r2_reason"].as_str().unwrap(), &["gated"]);

@@ -20,7 +20,7 @@ fn threads_and_instruction_sets_do_not_change_a_byte() {
             let text = format!("{codec}rotation = {rotation}\nkey-balance = true\nup-balance = true\n");
             let digest = |more: &[&str]| built(dir.path(), &text, &fixture(name), more).1["digest"].clone();
             let first = digest(&[]);
-            let isas: Vec<String> = Isa::available().map(|isa| isa.to_string()).collect();
+            let isas: Vec<String> = Isa::available().iter().map(ToString::to_string).collect();
             let mut runs = vec![vec!["--threads", "1"], vec!["--threads", "5", "--memory", "64MiB"]];
             runs.extend(isas.iter().map(|isa| vec!["--isa", isa.as_str(), "--threads", "2"]));
             for run in runs {
