@@ -233,8 +233,8 @@ mod tests {
         let mut bench = EncodeBench::new(2, Isa::best());
         (bench.source, bench.passes) = (Bytes(2 * TIMED_BYTES as u64), 1);
         let report = encode(&bench, |_, _| true);
-        // 18 affine codecs by two encoders, three mxfp, three float.
-        assert_eq!(report.rates.len(), 2 * 18 + 3 + 3);
+        // 18 affine codecs by two encoders, three mxfp, four float.
+        assert_eq!(report.rates.len(), 2 * 18 + 3 + 4);
         assert!(report.rates.iter().all(|rate| rate.mweights_per_s > 0.0));
     }
 }

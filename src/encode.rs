@@ -142,8 +142,13 @@ pub fn encode_rows<'a>(
 
 /// Gives back the source pages that a panel was read from.
 pub fn release_panel(plan: &Plan, module: &Module, panel: usize) {
+    release_rows(plan, module, &module.panels[panel]);
+}
+
+/// Gives back the source pages of rows that are contiguous in the source.
+pub fn release_rows(plan: &Plan, module: &Module, rows: &Range<u64>) {
     let entry = &plan.checkpoint.tensors()[module.tensor];
-    let source = module.source_range(&module.panels[panel]);
+    let source = module.source_range(rows);
     plan.checkpoint.release(entry.file, entry.range.start + source.start..entry.range.start + source.end);
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::decoder::{self, AttentionConfig, DecoderConfig, MixerKind, MlpConfig};
 use super::{Arch, ArchError, Config, Drop, Keys, Model, Part, Role, Seat, Slots, Stand};
 use crate::failure::Problems;
-use crate::tensor::{Dtype, Layout, Shape};
+use crate::tensor::{Dtype, Float, Layout, Shape};
 
 /// Which parts of the skeleton a family has.
 pub struct Dense {
@@ -236,6 +236,7 @@ impl Arch for Dense {
             out.insert("head_dim".to_owned(), head_dim.into());
         }
         out.insert("torch_dtype".to_owned(), model.float.torch_name().into());
+        write_float(&mut out, model.float);
         out
     }
 }
@@ -281,6 +282,15 @@ impl Dense {
 /// The reason that a tied model's own copy of the head is left out.
 pub(super) fn tied_head(name: &str) -> Drop {
     Drop { name: name.to_owned(), reason: "tied: the output head is `embed_tokens`" }
+}
+
+/// Changes the dtype where one is stated.
+pub(super) fn write_float(keys: &mut Map<String, Value>, float: Float) {
+    for key in ["torch_dtype", "dtype"] {
+        if let Some(value) = keys.get_mut(key) {
+            *value = float.torch_name().into();
+        }
+    }
 }
 
 /// Refuses rope scaling that no reader knows.

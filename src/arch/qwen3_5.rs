@@ -15,7 +15,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::decoder::{self, AttentionConfig, DecoderConfig, DeltaNetConfig, MixerKind, MlpConfig};
-use super::dense::{check_rope, tied_head};
+use super::dense::{check_rope, tied_head, write_float};
 use super::{
     Arch, ArchError, Config, Drop, Folder, Keys, Model, Output, Part, Role, Seat, Slot, Slots, Stand,
 };
@@ -586,12 +586,11 @@ impl Arch for Qwen35 {
         let mut out = config.root().clone();
         if model.target == Layout::HuggingFace {
             out.insert("tie_word_embeddings".to_owned(), model.tied.into());
-            for key in ["torch_dtype", "dtype"].into_iter().filter(|key| config.root().contains_key(*key)) {
-                out.insert(key.to_owned(), model.float.torch_name().into());
-            }
             if let Some(Value::Object(text)) = out.get_mut("text_config") {
                 text.insert("tie_word_embeddings".to_owned(), model.tied.into());
+                write_float(text, model.float);
             }
+            write_float(&mut out, model.float);
             return out;
         }
         let mut text = match out.remove("text_config") {
@@ -613,6 +612,7 @@ impl Arch for Qwen35 {
         for key in ["architectures", "torch_dtype"] {
             text.remove(key);
         }
+        write_float(&mut text, model.float);
         out.insert("model_type".to_owned(), self.output_type.into());
         out.insert("tie_word_embeddings".to_owned(), model.tied.into());
         out.insert("torch_dtype".to_owned(), model.float.torch_name().into());

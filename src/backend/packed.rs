@@ -20,7 +20,7 @@ pub enum Stored {
         range: Range<u64>,
     },
     /// In memory.
-    Owned(Arc<[u8]>, Range<usize>),
+    Owned(Arc<Vec<u8>>, Range<usize>),
 }
 
 impl Stored {

@@ -169,7 +169,7 @@ fn weight(spec: CodecSpec, n: usize, k: usize) -> Result<Packed, CodecError> {
             _ => (0..elements).flat_map(|_| (random.bits() as u32 & 0xbfbf_bfbf).to_le_bytes()).collect(),
         };
         let len = bytes.len();
-        planes.push(Stored::Owned(Arc::from(bytes), 0..len));
+        planes.push(Stored::Owned(Arc::new(bytes), 0..len));
     }
     Ok(Packed { codec: spec, float: Float::Bf16, out_features: n, in_features: k, planes })
 }
@@ -177,7 +177,7 @@ fn weight(spec: CodecSpec, n: usize, k: usize) -> Result<Packed, CodecError> {
 /// The same in memory of its own.
 fn copy(weight: &Packed) -> Packed {
     let plane = |plane: &Stored| {
-        let bytes: Arc<[u8]> = Arc::from(plane.bytes());
+        let bytes = Arc::new(plane.bytes().to_vec());
         let len = bytes.len();
         Stored::Owned(bytes, 0..len)
     };

@@ -29,7 +29,7 @@ pub enum ProbeText {
 
 /// Sequences of a probe, and the tokens of one at most.
 const SEQUENCES: usize = 3;
-const TOKENS: usize = 64;
+const TOKENS: usize = 32;
 
 /// Prose, code, and other scripts.
 const TEXT: [&str; SEQUENCES] = [

@@ -2,7 +2,7 @@
 
 use super::FoldError;
 use crate::codec::CodecSpec;
-use crate::encode::{Encoded, Scratch, encode_rows};
+use crate::encode::{Encoded, Scratch, encode_rows, release_rows};
 use crate::plan::{Module, Plan};
 use crate::quant::CAST;
 use crate::stage::ModuleWork;
@@ -24,6 +24,7 @@ pub(super) fn values(plan: &Plan, module: &Module, work: &ModuleWork) -> Result<
         let Encoded { planes, .. } = encode_rows(plan, module, &work, start..end, &mut scratch)?;
         let values = planes[0].as_chunks::<4>().0;
         all.extend(values.iter().map(|value| f32::from_le_bytes(*value)));
+        release_rows(plan, module, &(start..end));
         start = end;
     }
     Ok(all)

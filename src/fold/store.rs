@@ -10,10 +10,12 @@ use super::Prepared;
 use crate::arch::{Config, Folder, Packing};
 use crate::backend::Stored;
 use crate::checkpoint::TensorEntry;
-use crate::encode::{EncodeError, Encoded, Scratch, encode_rows};
+use crate::encode::{EncodeError, Encoded, Scratch, encode_rows, release_rows};
 use crate::failure::{Failure as _, Outcome};
 use crate::plan::{Module, Plan};
 use crate::runtime::{RuntimeError, Store, Weights};
+
+const HELD: &str = "nobody panics with it";
 
 /// Makes rows of stored tensors when they are asked for, with the bytes that a build would write.
 ///
@@ -26,12 +28,15 @@ pub struct Planned {
     by_name: BTreeMap<String, usize>,
     of: Vec<(usize, usize)>,
     last: Mutex<Option<Made>>,
+    /// Everything handed out and not released, and buffers to use again: fresh memory costs more than what is put in it.
+    handed: Mutex<Vec<Arc<Vec<u8>>>>,
+    spare: Mutex<Vec<Vec<u8>>>,
 }
 
 struct Made {
     module: usize,
     rows: Range<u64>,
-    planes: Vec<Arc<[u8]>>,
+    planes: Vec<Arc<Vec<u8>>>,
 }
 
 impl fmt::Debug for Planned {
@@ -58,7 +63,8 @@ impl Planned {
                 });
             }
         }
-        Self { plan, prepared, entries, by_name, of, last: Mutex::new(None) }
+        let (last, handed, spare) = (Mutex::new(None), Mutex::default(), Mutex::default());
+        Self { plan, prepared, entries, by_name, of, last, handed, spare }
     }
 
     /// The model in it.
@@ -74,12 +80,32 @@ impl Planned {
         Weights::of(&plan.source.dir, config, &packing, Arc::new(store))
     }
 
+    /// So many bytes of any content: the smallest spare buffer that holds them and is not much larger, or a new one.
+    fn buffer(&self, len: usize) -> Vec<u8> {
+        let mut spare = self.spare.lock().expect(HELD);
+        let fits = |buffer: &Vec<u8>| (len..=2 * len).contains(&buffer.capacity());
+        let fitting = spare.iter().enumerate().filter(|(_, buffer)| fits(buffer));
+        match fitting.min_by_key(|(_, buffer)| buffer.capacity()).map(|(index, _)| index) {
+            Some(index) => {
+                let mut buffer = spare.swap_remove(index);
+                buffer.resize(len, 0);
+                buffer
+            }
+            None => vec![0; len],
+        }
+    }
+
     /// All planes of the rows, made on the plan's threads.
-    fn make(&self, module: &Module, index: usize, rows: Range<u64>) -> Result<Vec<Arc<[u8]>>, EncodeError> {
+    fn make(
+        &self,
+        module: &Module,
+        index: usize,
+        rows: Range<u64>,
+    ) -> Result<Vec<Arc<Vec<u8>>>, EncodeError> {
         let work = self.prepared.work(index);
         let row_bytes: Vec<usize> = work.planes().iter().map(|plane| plane.row_bytes() as usize).collect();
         let count = (rows.end - rows.start) as usize;
-        let mut planes: Vec<Vec<u8>> = row_bytes.iter().map(|bytes| vec![0; bytes * count]).collect();
+        let mut planes: Vec<Vec<u8>> = row_bytes.iter().map(|bytes| self.buffer(bytes * count)).collect();
         // Panels are what may be encoded alone; rows that begin or end inside one are of modules made row by row.
         let cuts = module.panels.iter().map(|panel| panel.start.max(rows.start)..panel.end.min(rows.end));
         let mut parts = Vec::new();
@@ -94,19 +120,20 @@ impl Planned {
         let (parts, failed) = (Mutex::new(parts), Mutex::new(None::<(u64, EncodeError)>));
         let worker = || {
             let mut scratch = Scratch::default();
-            while let Some((part, to)) = { parts.lock().expect("nobody panics with it").pop() } {
+            while let Some((part, to)) = { parts.lock().expect(HELD).pop() } {
                 let start = part.start;
-                match encode_rows(&self.plan, module, work, part, &mut scratch) {
+                match encode_rows(&self.plan, module, work, part.clone(), &mut scratch) {
                     Ok(Encoded { planes, .. }) => {
                         to.into_iter().zip(planes).for_each(|(to, plane)| to.copy_from_slice(plane));
                     }
                     Err(error) => {
-                        let mut failed = failed.lock().expect("nobody panics with it");
+                        let mut failed = failed.lock().expect(HELD);
                         if failed.as_ref().is_none_or(|(first, _)| start < *first) {
                             *failed = Some((start, error));
                         }
                     }
                 }
+                release_rows(&self.plan, module, &part);
             }
         };
         std::thread::scope(|scope| {
@@ -117,7 +144,11 @@ impl Planned {
         });
         match failed.into_inner().expect("all threads have ended") {
             Some((_, error)) => Err(error),
-            None => Ok(planes.into_iter().map(Arc::from).collect()),
+            None => {
+                let planes: Vec<Arc<Vec<u8>>> = planes.into_iter().map(Arc::new).collect();
+                self.handed.lock().expect(HELD).extend(planes.iter().cloned());
+                Ok(planes)
+            }
         }
     }
 }
@@ -142,7 +173,7 @@ impl Store for Planned {
         let each = entry.shape.rows() / module.rows;
         let asked = rows;
         let rows = asked.start / each..asked.end.div_ceil(each);
-        let mut last = self.last.lock().expect("nobody panics with it");
+        let mut last = self.last.lock().expect(HELD);
         if !last.as_ref().is_some_and(|made| made.module == index && made.rows == rows) {
             *last = None;
             let planes = self
@@ -157,6 +188,15 @@ impl Store for Planned {
     }
 
     fn release(&self, _entry: &TensorEntry) {
-        *self.last.lock().expect("nobody panics with it") = None;
+        *self.last.lock().expect(HELD) = None;
+        let mut handed = self.handed.lock().expect(HELD);
+        let mut still = Vec::new();
+        for buffer in handed.drain(..) {
+            match Arc::try_unwrap(buffer) {
+                Ok(buffer) => self.spare.lock().expect(HELD).push(buffer),
+                Err(buffer) => still.push(buffer),
+            }
+        }
+        *handed = still;
     }
 }

@@ -17,7 +17,7 @@ use crate::units::Bytes;
 const OVERHEAD: Bytes = Bytes::mib(32);
 
 /// Tokens that a folded model is compared on, and bytes of logits or of rows of the head that are held at a time.
-const PROBE_TOKENS: u64 = 192;
+const PROBE_TOKENS: u64 = 96;
 const HELD: Bytes = Bytes::mib(64);
 
 /// The default budget of small models, whose largest tensor says nothing about the machine.

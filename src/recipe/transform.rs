@@ -246,12 +246,14 @@ fn rotation(value: Value<'_>, report: &mut Report) -> Option<At<RotationChoice>>
             report.add(value.at, Mistake::RotationTakesNo { key, kind: kind.name(), of: of[0].name() });
         }
     }
+    let block = block.and_then(|value| number(value, 2..=u32::MAX, report));
+    let steps = steps.and_then(|value| number(value, 1..=MOST_STEPS, report));
     with(RotationChoice {
         kind: stated?,
         seed: seed.unwrap_or(ROTATION_SEED),
         r2,
-        block: block.and_then(|value| number(value, 2..=u32::MAX, report)),
-        steps: steps.and_then(|value| number(value, 1..=MOST_STEPS, report)).unwrap_or(OPTROT_STEPS),
+        block,
+        steps: steps.unwrap_or(OPTROT_STEPS),
         origin,
     })
 }

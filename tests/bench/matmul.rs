@@ -36,7 +36,7 @@ fn main() {
         float: Float::F32,
         out_features: N,
         in_features: K,
-        planes: vec![Stored::Owned(Arc::from(bytes), 0..len)],
+        planes: vec![Stored::Owned(Arc::new(bytes), 0..len)],
     };
     let all = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     println!("x [{T}, {K}] by w [{N}, {K}], f32, GFLOP/s: median of {TURNS} alternating runs");

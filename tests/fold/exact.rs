@@ -288,7 +288,7 @@ fn parity_is_measured_against_the_source_and_names_no_layer_when_it_holds() {
     let prepared = Arc::new(prepare(&plan, nobody()).unwrap());
     let parity = parity::compare(&plan, &prepared, nobody()).unwrap();
     assert!(parity.holds() && parity.first_layer.is_none(), "{parity:?}");
-    assert!(parity.tokens > 100 && parity.max_logit > 0.0, "{parity:?}");
+    assert!(parity.tokens > 90 && parity.max_logit > 0.0, "{parity:?}");
     // One over the size of the fixture's final gain, about.
     let gain = reference_gain();
     assert!((0.8..1.25).contains(&(parity.inverse_size * gain)), "{parity:?} and {gain}");

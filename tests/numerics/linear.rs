@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use tqc::backend::cpu::{Cpu, Input, dot};
+use tqc::backend::cpu::{Cpu, Input};
 use tqc::backend::{Columns, LinearOp, Packed, Precision, Stored};
 use tqc::codec::{CodecSpec, codec};
 use tqc::isa::Isa;
+use tqc::numeric::dot;
 use tqc::numeric::lanes::{Kernel, LANES, Lanes, dispatch};
 use tqc::tensor::Float;
 
@@ -52,7 +53,7 @@ fn random_weight(random: &mut Random, spec: CodecSpec, float: Float, n: usize, k
             _ => (0..bytes).map(|_| random.bits() as u8).collect(),
         };
         let len = bytes.len();
-        Stored::Owned(Arc::from(bytes), 0..len)
+        Stored::Owned(Arc::new(bytes), 0..len)
     });
     let planes = planes.collect();
     Packed { codec: spec, float, out_features: n, in_features: k, planes }

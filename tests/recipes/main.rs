@@ -64,7 +64,7 @@ fn every_wrong_recipe_gives_its_whole_message() {
 fn every_shipped_recipe_is_accepted_and_is_called_what_its_file_is_called() {
     let shipped = toml_files("recipes");
     let names: Vec<_> = shipped.iter().map(|path| path.file_stem().unwrap().to_str().unwrap()).collect();
-    assert_eq!(names, ["demo", "mlx-4bit", "mlx-mixed", "mxfp4", "nvfp4", "qwen38-4bit"]);
+    assert_eq!(names, ["demo", "mlx-3bit", "mlx-4bit", "mlx-mixed", "mxfp4", "nvfp4", "qwen38-4bit"]);
     for (path, name) in shipped.iter().zip(names) {
         let recipe = Recipe::load(path, PIPELINES).unwrap_or_else(|problems| panic!("{problems}"));
         assert_eq!(recipe.name, name);
@@ -226,11 +226,13 @@ fn check(text: String) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-const SEEDS: [&str; 3] = [
+const SEEDS: [&str; 4] = [
     include_str!("../../recipes/qwen38-4bit.toml"),
     include_str!("wrong/many.toml"),
     "name = 'x'\nseed = 3\n[default]\ncodec.affine.bits = 4\ncodec.affine.group = 64\n[source]\nhub = 'a/b'\n\
      revision = '0123456789012345678901234567890123456789'\n[output]\nshard-size = '5GB'\n[keep]\ntensors = ['*']\n",
+    "name = 'y'\n[default]\ncodec = 'f32'\n[transform]\ngamma-fold = true\nkey-balance = true\ntext = 'a.jsonl'\n\
+     tokens = 64\nrotation = { kind = 'optrot', seed = 7, r2 = 'auto', steps = 9 }\n[output]\nlayout = 'huggingface'\n",
 ];
 
 const WORDS: [&str; 24] = [
