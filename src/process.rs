@@ -2,6 +2,8 @@
 
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -17,11 +19,50 @@ pub struct PeakMemory {
 }
 
 impl PeakMemory {
+    /// The larger of both.
+    pub fn most(self, other: Self) -> Self {
+        Self { resident: self.resident.max(other.resident), anonymous: self.anonymous.max(other.anonymous) }
+    }
+
     /// Takes a sample.
     pub fn sample(&mut self) {
         let now = status();
         self.resident = self.resident.max(now.resident);
         self.anonymous = self.anonymous.max(now.anonymous);
+    }
+}
+
+/// Runs `work`, and says what the process held meanwhile.
+pub fn watching<T>(work: impl FnOnce() -> T) -> (T, PeakMemory) {
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            let mut peak = PeakMemory::default();
+            while !ended.load(Ordering::Acquire) {
+                peak.sample();
+                std::thread::park_timeout(SAMPLE_EVERY);
+            }
+            peak
+        });
+        let raise = Raise { ended: &ended, sleeper: watcher.thread() };
+        let result = work();
+        drop(raise);
+        (result, watcher.join().expect("the watcher does not panic"))
+    })
+}
+
+const SAMPLE_EVERY: Duration = Duration::from_millis(20);
+
+/// Ends the watcher, also when the work panics: the scope waits for it.
+struct Raise<'a> {
+    ended: &'a AtomicBool,
+    sleeper: &'a std::thread::Thread,
+}
+
+impl Drop for Raise<'_> {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Release);
+        self.sleeper.unpark();
     }
 }
 

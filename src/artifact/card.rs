@@ -4,6 +4,7 @@
 
 use std::fmt::Write as _;
 
+use crate::tensor::Layout;
 use crate::units::Bytes;
 
 /// What the card tells.
@@ -27,6 +28,10 @@ pub struct Card<'a> {
     pub bits_per_weight: f64,
     /// Codec or `keep`, how many tensors, how many weights, how many bytes.
     pub rows: &'a [CardRow],
+    /// Whose names and shapes it has.
+    pub layout: Layout,
+    /// Whether any weight is stored as codes.
+    pub quantized: bool,
     /// Has an `mtp/` folder.
     pub draft: bool,
     /// The recipe's files, base first: name and text.
@@ -50,12 +55,22 @@ pub struct CardRow {
 
 /// The card's text.
 pub fn card(card: &Card<'_>) -> Vec<u8> {
-    let mut text = String::from("---\nlibrary_name: mlx\npipeline_tag: text-generation\n");
+    let library = match card.layout {
+        Layout::Mlx => "mlx",
+        Layout::HuggingFace => "transformers",
+    };
+    let mut text = format!("---\nlibrary_name: {library}\npipeline_tag: text-generation\n");
     if let Some(base) = card.base_model {
         let _ = writeln!(text, "base_model: {}", serde_json::Value::from(base));
-        text.push_str("base_model_relation: quantized\n");
+        if card.quantized {
+            text.push_str("base_model_relation: quantized\n");
+        }
     }
-    text.push_str("tags:\n- mlx\n- tqc\n- quantized\n---\n\n");
+    let _ = writeln!(
+        text,
+        "tags:\n- {library}\n- tqc{}\n---\n",
+        if card.quantized { "\n- quantized" } else { "" }
+    );
     let _ = writeln!(text, "# {}\n", card.name);
     if let Some(description) = card.description {
         let _ = writeln!(text, "{description}\n");
@@ -75,9 +90,12 @@ pub fn card(card: &Card<'_>) -> Vec<u8> {
     for row in card.rows {
         let _ = writeln!(text, "| {} | {} | {} | {} |", row.codec, row.modules, row.weights, row.bytes.0);
     }
-    text.push_str(
-        "\nLoads in stock mlx-lm:\n\n```sh\nmlx_lm.generate --model PATH --prompt \"Hello\"\n```\n",
-    );
+    text.push_str(match card.layout {
+        Layout::Mlx => {
+            "\nLoads in stock mlx-lm:\n\n```sh\nmlx_lm.generate --model PATH --prompt \"Hello\"\n```\n"
+        }
+        Layout::HuggingFace => "\nHas the names and shapes of the original: loads where that does.\n",
+    });
     if card.draft {
         text.push_str(
             "\nThe draft (MTP) head is in `mtp/`, in the layout that mlx-vlm reads; mlx-lm does not use it.\n",

@@ -6,11 +6,12 @@
 //!
 //! Inside a file, tensors with wider elements come first, so that each one is aligned to its element size
 //! wherever the file is mapped; ties keep the order of the source. A tensor is never split, and the planes
-//! of one module share a file. Headers carry `{"format": "mlx"}` and are padded with spaces to a multiple of
+//! of one module share a file. Headers carry `{"format": "mlx"}`, or `pt` in the Hugging Face layout: readers take it
+//! for a statement about names and gains. They are padded with spaces to a multiple of
 //! eight bytes.
 
 use crate::arch::Folder;
-use crate::tensor::{Dtype, Shape};
+use crate::tensor::{Dtype, Layout, Shape};
 
 /// A tensor that the artifact will hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,7 +61,11 @@ pub struct ModuleTensors {
 ///
 /// Main files are filled in order up to `shard_size` bytes of payload; a module larger than that has a
 /// file of its own. Each side folder has one file.
-pub fn lay_out(modules: &[ModuleTensors], shard_size: u64) -> (Vec<OutputFile>, Vec<Vec<Place>>) {
+pub fn lay_out(
+    modules: &[ModuleTensors],
+    shard_size: u64,
+    layout: Layout,
+) -> (Vec<OutputFile>, Vec<Vec<Place>>) {
     let mut shards: Vec<Vec<usize>> = vec![Vec::new()];
     let mut filled = 0;
     for (module, tensors) in modules.iter().enumerate().filter(|(_, m)| m.folder == Folder::Main) {
@@ -99,7 +104,7 @@ pub fn lay_out(modules: &[ModuleTensors], shard_size: u64) -> (Vec<OutputFile>, 
         order.sort_by_key(|(m, plane)| std::cmp::Reverse(modules[*m].planes[*plane].dtype.bytes()));
         let tensors: Vec<&StoredTensor> =
             order.iter().map(|(m, plane)| &modules[*m].planes[*plane]).collect();
-        let header = header(&tensors);
+        let header = header(&tensors, layout);
         let mut offset = header.len() as u64;
         for ((m, plane), tensor) in order.iter().zip(&tensors) {
             places[*m][*plane] = Place { file, offset };
@@ -113,9 +118,13 @@ pub fn lay_out(modules: &[ModuleTensors], shard_size: u64) -> (Vec<OutputFile>, 
 /// The length word and JSON header of a safetensors file with these tensors, in this order.
 ///
 /// Written by hand because the order of keys, and so every byte, must not depend on a map.
-pub fn header(tensors: &[&StoredTensor]) -> Vec<u8> {
+pub fn header(tensors: &[&StoredTensor], layout: Layout) -> Vec<u8> {
     let quoted = |text: &str| serde_json::Value::from(text).to_string();
-    let mut json = String::from("{\"__metadata__\":{\"format\":\"mlx\"}");
+    let format = match layout {
+        Layout::Mlx => "mlx",
+        Layout::HuggingFace => "pt",
+    };
+    let mut json = format!("{{\"__metadata__\":{{\"format\":\"{format}\"}}");
     let mut offset = 0;
     for tensor in tensors {
         let dims = tensor.shape.0.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
@@ -163,7 +172,7 @@ mod tests {
     #[test]
     fn what_is_laid_out_reads_back_with_the_safetensors_crate_and_is_aligned() {
         let modules = [module("a", Folder::Main), module("b", Folder::Main), module("c", Folder::Mtp)];
-        let (files, places) = lay_out(&modules, 1 << 30);
+        let (files, places) = lay_out(&modules, 1 << 30, Layout::Mlx);
         assert_eq!(
             files.iter().map(|f| f.name.as_str()).collect::<Vec<_>>(),
             ["model.safetensors", "mtp/model.safetensors"]
@@ -189,7 +198,7 @@ mod tests {
     fn shards_are_cut_between_modules_and_numbered() {
         let modules: Vec<_> = (0..5).map(|i| module(&format!("m{i}"), Folder::Main)).collect();
         // Each module is 57 bytes; two fit in 120.
-        let (files, places) = lay_out(&modules, 120);
+        let (files, places) = lay_out(&modules, 120, Layout::Mlx);
         let names: Vec<_> = files.iter().map(|f| f.name.as_str()).collect();
         assert_eq!(
             names,
@@ -201,6 +210,6 @@ mod tests {
         );
         assert_eq!(places.iter().map(|planes| planes[0].file).collect::<Vec<_>>(), [0, 0, 1, 1, 2]);
         // A module larger than the shard size still has a file, alone.
-        assert_eq!(lay_out(&modules, 1).0.len(), 5);
+        assert_eq!(lay_out(&modules, 1, Layout::HuggingFace).0.len(), 5);
     }
 }

@@ -20,7 +20,7 @@ use serde::Serialize;
 
 pub(crate) use run::Results;
 pub(crate) use staging::SealedModule;
-pub use staging::{Unfinished, is_same_file, staging_path};
+pub use staging::{Unfinished, check_target, is_same_file, staging_path};
 
 use crate::arch::Fate;
 use crate::artifact::config::pretty_json;
@@ -34,7 +34,7 @@ use crate::encode::EncodeError;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::fold::{Folded, Watch, fold};
 use crate::plan::{Note, NoteKind, Plan, strict};
-use crate::process::{PeakMemory, free_space, processor};
+use crate::process::{PeakMemory, free_space, processor, watching};
 use crate::units::Bytes;
 use staging::{JournalKey, SourceStat, Staging};
 
@@ -240,10 +240,12 @@ pub fn build(plan: &Plan, options: &Options<'_>) -> Outcome<Finished> {
     let result = check_space(plan, &staging)
         .map_err(Ending::from)
         .and_then(|()| make_fold(plan, options, &staging))
-        .and_then(|folded| {
+        .and_then(|(folded, peak)| {
             let results =
                 run::run(plan, &folded.prepared, &staging, finished, options.stop, options.progress);
-            finish(plan, options, &staging, &folded, results?, start)
+            let mut results = results?;
+            results.peak = results.peak.most(peak);
+            finish(plan, options, &staging, &folded, results, start)
         });
     options.progress.end();
     match result {
@@ -258,10 +260,11 @@ pub fn build(plan: &Plan, options: &Options<'_>) -> Outcome<Finished> {
 }
 
 /// The plan's changes of basis; nothing of the artifact is written before the model is known to compute the same.
-fn make_fold(plan: &Plan, options: &Options<'_>, staging: &Staging) -> Result<Folded, Ending> {
+fn make_fold(plan: &Plan, options: &Options<'_>, staging: &Staging) -> Result<(Folded, PeakMemory), Ending> {
     let tell = |what: &str| options.progress.phase(what);
     let watch = Watch { stop: options.stop, tell: &tell, keep: staging };
-    fold(plan, watch).map_err(|failure| Ending { failure, keep: true })
+    let (folded, peak) = watching(|| fold(plan, watch));
+    folded.map(|folded| (folded, peak)).map_err(|failure| Ending { failure, keep: true })
 }
 
 /// A failure, and whether the staging folder stays for a resume.

@@ -303,6 +303,21 @@ pub fn is_same_file(file: &File, path: &Path) -> bool {
     matches!((file.metadata(), std::fs::metadata(path)), (Ok(a), Ok(b)) if id(&a) == id(&b))
 }
 
+/// Refuses a target that [`super::build`] would refuse, without touching it.
+///
+/// # Errors
+/// [`BuildError`] for a target that is not ours to replace, and for an unfinished build in the way.
+pub fn check_target(target: &Path, unfinished: Unfinished) -> Result<(), BuildError> {
+    let root = staging_path(target)?;
+    check_replaceable(target)?;
+    check_staging(&root)?;
+    let journal = root.join("journal.jsonl");
+    match unfinished {
+        Unfinished::Refuse if journal.exists() => Err(BuildError::Unfinished { path: root }),
+        _ => Ok(()),
+    }
+}
+
 /// `artifacts/demo` to `artifacts/.demo.building`.
 pub fn staging_path(target: &Path) -> Result<PathBuf, BuildError> {
     let name = target.file_name().ok_or_else(|| BuildError::NoName { path: target.to_owned() })?;

@@ -21,7 +21,7 @@ use crate::fold::{Folded, Watch, fold};
 use crate::plan::{HubId, Limits, Module, Plan, SourceFolder, plan};
 use crate::process::PeakMemory;
 use crate::quant::{Repairs, RowLoss};
-use crate::recipe::{Recipe, RecipeFile, digest_of_texts};
+use crate::recipe::{Recipe, RecipeFile, RotationKind, digest_of_texts};
 use crate::stage::pipeline;
 use crate::tool::Tool;
 
@@ -374,6 +374,7 @@ fn check_rebuild(
         return Ok(());
     }
     let recipe = Recipe::parse(files, &pipeline::names())?;
+    check_measured(record, &recipe, verdict);
     // Measuring again would take as long as the build did; what was chosen is held to be.
     let recipe = match &record.measured {
         Some(measured) => recipe.with_basis(&measured.chosen),
@@ -426,6 +427,38 @@ fn check_rebuild(
         check_whole_record(artifact, &plan, &folded, source_tensors, rebuilt, limits, stop, verdict)?;
     }
     Ok(())
+}
+
+/// What a measurement says must hang together, though it is not made again.
+fn check_measured(record: &Provenance, recipe: &Recipe, verdict: &mut Verdict) {
+    let asked = recipe.transform.rotation.kind == RotationKind::Measure;
+    let Some(measured) = &record.measured else {
+        if asked {
+            verdict.problem(PROVENANCE, "has no `measured`, though the recipe asks for a measurement");
+        }
+        return;
+    };
+    if !asked {
+        verdict.problem(PROVENANCE, "has a `measured` that the recipe does not ask for");
+        return;
+    }
+    let rows = measured.rows.iter().map(|row| row.basis.as_str());
+    let mut named: Vec<&str> = rows.chain(measured.skipped.iter().map(|row| row.basis.as_str())).collect();
+    let mut candidates: Vec<&str> = recipe.transform.candidates().collect();
+    named.sort_unstable();
+    candidates.sort_unstable();
+    if named != candidates {
+        let (named, candidates) = (named.join(", "), candidates.join(", "));
+        verdict.problem(PROVENANCE, format!("measured {named}, but the candidates are {candidates}"));
+    }
+    if measured.rows.iter().any(|row| row.mean_kl.is_nan() || row.mean_kl < 0.0) {
+        verdict.problem(PROVENANCE, "has a measured KL below 0");
+    }
+    let best = measured.rows.iter().min_by(|a, b| a.mean_kl.total_cmp(&b.mean_kl));
+    if best.map(|row| row.basis.as_str()) != Some(measured.chosen.as_str()) {
+        let found = format!("chose `{}`, which is not the basis of least KL in its table", measured.chosen);
+        verdict.problem(PROVENANCE, found);
+    }
 }
 
 /// The record is wholly determined by recipe, source, program and artifact: makes it again and compares.

@@ -12,7 +12,8 @@ use super::plan::seconds;
 use super::progress::Bar;
 use super::{CliError, Common, Machine, RecipeArgs, fetch, print};
 use crate::artifact::provenance::{RotationRecord, TransformRecord};
-use crate::build::{Built, Options, Progress as _, Unfinished, build, staging_path};
+use crate::build::{Built, Options, Progress as _, Unfinished, build, check_target, staging_path};
+use crate::digest::Digest;
 use crate::failure::{Exit, Outcome};
 use crate::fold::Watch;
 use crate::measure::measure;
@@ -64,7 +65,13 @@ impl BuildArgs {
         let (recipe, source) = fetch::recipe_and_source(&self.recipe, fetch::Need::Weights)?;
         let stop = interrupt.raise_a_flag();
         let bar = Bar::default();
-        let plan = decide(recipe, source, self.machine.limits(), &stop, &bar)?;
+        let unfinished = match (self.resume, self.restart) {
+            (true, _) => Unfinished::Resume,
+            (_, true) => Unfinished::Discard,
+            _ => Unfinished::Refuse,
+        };
+        let limits = self.machine.limits();
+        let plan = decide(recipe, source, limits, &self.output, unfinished, &stop, &bar)?;
         let target = self.output.clone().unwrap_or_else(|| plan.default_output());
         // Without a final `/` or `/.`, which name what a link leads to rather than the link.
         let target: PathBuf = target.components().collect();
@@ -74,6 +81,7 @@ impl BuildArgs {
             tool: tool.clone(),
             tool_digest: plan.tool.source_sha256,
             recipe: plan.recipe.digest(),
+            text: measured_on(&plan),
             ..lock.clone()
         };
         if let Some(lock) = &lock
@@ -82,11 +90,6 @@ impl BuildArgs {
             return Ok(Exit::No);
         }
         tell("note", plan.notes.iter());
-        let unfinished = match (self.resume, self.restart) {
-            (true, _) => Unfinished::Resume,
-            (_, true) => Unfinished::Discard,
-            _ => Unfinished::Refuse,
-        };
         if self.resume && !staging_path(&target)?.exists() {
             print::say(&format!(
                 "note: there is no unfinished build of `{}`; starting one",
@@ -103,6 +106,7 @@ impl BuildArgs {
             recipe: plan.recipe.digest(),
             source: finished.built.source_sha256,
             tokenizer: finished.built.tokenizer_sha256,
+            text: measured_on(&plan),
             artifact: finished.built.digest,
         };
         if let Some(lock) = &lock
@@ -163,17 +167,27 @@ impl BuildArgs {
     }
 }
 
+/// The digest of the tokens that bases were measured on.
+fn measured_on(plan: &Plan) -> Option<Digest> {
+    plan.measured.as_ref().map(|measured| measured.tokens_sha256)
+}
+
 /// The plan, in the basis that the recipe names or that is measured to be the best.
 fn decide(
     recipe: Recipe,
     source: SourceFolder,
     limits: Limits,
+    output: &Option<PathBuf>,
+    unfinished: Unfinished,
     stop: &AtomicBool,
     bar: &Bar,
 ) -> Outcome<Plan> {
     if recipe.transform.rotation.kind != RotationKind::Measure {
         return plan(recipe, source, limits);
     }
+    // What the recipe or the target has wrong is said before hours are spent.
+    let first = plan(recipe.clone(), source.clone(), limits)?;
+    check_target(&output.clone().unwrap_or_else(|| first.default_output()), unfinished)?;
     let tell = |what: &str| bar.phase(what);
     let measured = measure(&recipe, &source, limits, Watch { stop, tell: &tell, keep: &() });
     bar.end();

@@ -34,6 +34,8 @@ pub enum FoldError {
     Encode(#[from] EncodeError),
     #[error("the changes of basis change what the model computes: {found}")]
     NotExact { found: String },
+    #[error("the source's own hidden states are not finite after {layer} layers, so nothing can be compared")]
+    NotFinite { layer: usize },
     #[error("interrupted")]
     Interrupted,
 }
@@ -43,6 +45,7 @@ impl Failure for FoldError {
         match self {
             FoldError::Encode(error) => error.exit(),
             FoldError::NotExact { .. } => Exit::No,
+            FoldError::NotFinite { .. } => Exit::Input,
             FoldError::Interrupted => Exit::Interrupted,
         }
     }
@@ -55,7 +58,10 @@ impl Failure for FoldError {
                  should have been refused"
                     .to_owned(),
             ),
-            FoldError::Interrupted => Some("run the same command again".to_owned()),
+            FoldError::NotFinite { .. } => {
+                Some("weights or gains are far out of range: take the checkpoint from its origin again".to_owned())
+            }
+            FoldError::Interrupted => Some("run the same command with `--resume` to go on".to_owned()),
         }
     }
 }

@@ -106,7 +106,7 @@ impl Parity {
 /// Errors of the runtime and of the source's tensors, and [`FoldError::Interrupted`].
 pub fn compare(plan: &Arc<Plan>, prepared: &Arc<Prepared>, watch: Watch<'_>) -> Outcome<Parity> {
     let cpu = Cpu::new(plan.isa, plan.threads, Precision::Exact);
-    let source = Weights::open(&plan.source.dir)?;
+    let source = Weights::open_keeping(&plan.source.dir, &|name| plan.recipe.keeps(name))?;
     let folded = Planned::open(plan, prepared)?;
     let decoder = &source.decoder;
     let probe = Probe::new(&plan.source.dir, decoder.vocab, &decoder.media_tokens, decoder.context);
@@ -122,6 +122,10 @@ pub fn compare(plan: &Arc<Plan>, prepared: &Arc<Prepared>, watch: Watch<'_>) -> 
         }
         if watch.stop.load(Ordering::Relaxed) {
             return Err(FoldError::Interrupted.into());
+        }
+        if !theirs.residual().iter().all(|value| value.is_finite()) {
+            let found = source.non_finite();
+            return Err(found.map_or_else(|| FoldError::NotFinite { layer }.into(), Into::into));
         }
         let apart = distance(plan, prepared, theirs.residual(), ours.residual());
         max_stream = max_stream.max(apart);
@@ -157,7 +161,8 @@ pub fn compare(plan: &Arc<Plan>, prepared: &Arc<Prepared>, watch: Watch<'_>) -> 
             parity.flips += usize::from(apart.is_none_or(|apart| apart.a_top != apart.b_top));
             for (a, b) in a.iter().zip(b) {
                 let (a, b) = (f64::from(*a), f64::from(*b));
-                parity.max_logit = parity.max_logit.max((a - b).abs());
+                let apart = (a - b).abs();
+                parity.max_logit = parity.max_logit.max(if apart.is_nan() { f64::INFINITY } else { apart });
                 parity.logit_size += a * a;
             }
         }

@@ -77,7 +77,7 @@ impl Planned {
         let root = serde_json::from_slice(&config.bytes).expect("generated just now");
         let (config, packing): (Config, Packing) = Config::packed(root)?;
         let store = Self::new(plan.clone(), prepared.clone());
-        Weights::of(&plan.source.dir, config, &packing, Arc::new(store))
+        Weights::of(&plan.source.dir, config, &packing, Arc::new(store), &|_| false)
     }
 
     /// So many bytes of any content: the smallest spare buffer that holds them and is not much larger, or a new one.

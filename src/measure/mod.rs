@@ -16,8 +16,8 @@ use crate::failure::Outcome;
 use crate::fold::logits::{logits, rows_at_a_time};
 use crate::fold::{FoldError, Planned, Watch, prepare};
 use crate::numeric::divergence::divergence;
-use crate::plan::{Limits, SourceFolder, plan};
-use crate::recipe::{Recipe, Transforms};
+use crate::plan::{Limits, SourceFolder, impossible, plan};
+use crate::recipe::Recipe;
 use crate::runtime::{Stream, Weights};
 use crate::stats::{CONFIDENCE, clustered_mean};
 use crate::text::Tokenizer;
@@ -38,7 +38,7 @@ pub fn measure(
     limits: Limits,
     watch: Watch<'_>,
 ) -> Outcome<MeasuredRecord> {
-    let weights = Weights::open(&source.dir)?;
+    let weights = Weights::open_keeping(&source.dir, &|name| recipe.keeps(name))?;
     let documents = documents(recipe, &source.dir, weights.decoder.context)?;
     let (sequences, text) = taken(documents, recipe.transform.tokens as usize);
     let tokens: Vec<Vec<u32>> = sequences.iter().map(|sequence| sequence.tokens.clone()).collect();
@@ -64,18 +64,14 @@ pub fn measure(
         skipped: Vec::new(),
         chosen: String::new(),
     };
-    for basis in Transforms::CANDIDATES {
-        let planned = plan(recipe.clone().with_basis(basis), source.clone(), limits);
-        let planned = match planned {
-            Ok(planned) => Arc::new(planned),
-            // What is wrong with the model's own basis is wrong with the recipe.
-            Err(failure) if basis == "none" => return Err(failure),
-            Err(failure) => {
-                let reason = failure.to_string();
-                record.skipped.push(SkippedRow { basis: basis.to_owned(), reason });
-                continue;
-            }
-        };
+    for basis in recipe.transform.candidates() {
+        let candidate = recipe.clone().with_basis(basis);
+        if let Some(reason) = impossible(&candidate, &weights.decoder) {
+            record.skipped.push(SkippedRow { basis: basis.to_owned(), reason });
+            continue;
+        }
+        // What is wrong now, a budget too small say, is not the basis's fault, and must not decide.
+        let planned = Arc::new(plan(candidate, source.clone(), limits)?);
         let prepared = Arc::new(prepare(&planned, watch)?);
         let candidate = Planned::open(&planned, &prepared)?;
         let student = hidden(&candidate, basis)?;

@@ -162,43 +162,11 @@ impl FoldPlan {
             return Ok(None);
         }
         let mut problems = Vec::new();
-        let choice = wanted.rotation;
-        let hidden = model.hidden as usize;
-        let mut residual = None;
-        let (mut values, mut no_values) = (None, None);
-        if choice.kind != RotationKind::None {
-            let mut refuse = |message: String, help: String| match choice.origin {
-                Some(origin) => problems.push(recipe.problem(&origin, message, Some(help))),
-                None => unreachable!("a rotation is stated somewhere"),
-            };
-            residual = rotation(choice.kind, hidden, block(recipe, hidden), &mut refuse);
-            let head_dim = decoder.attention.head_dim;
-            let reason = if decoder.attention.gated {
-                Some(GATED)
-            } else if wanted.value_balance || wanted.value_order {
-                Some("the recipe balances or orders the channels of values instead")
-            } else if choice.kind != RotationKind::RandomOrthogonal && Size::of(head_dim).is_none() {
-                Some("no Hadamard matrix of a head's width is known")
-            } else {
-                None
-            };
-            match (choice.r2, reason) {
-                (Some(false), _) => no_values = Some("the recipe says so"),
-                (None, Some(reason)) => no_values = Some(reason),
-                (Some(true), Some(reason)) => refuse(
-                    format!("value heads of `{}` cannot be rotated: {reason}", model.model_type),
-                    "leave `r2` out, which rotates them where that is exact".to_owned(),
-                ),
-                (None | Some(true), None) => {
-                    let kind = match choice.kind {
-                        // A block of the stream's width says nothing of a head's.
-                        RotationKind::BlockHadamard | RotationKind::Auto => RotationKind::Hadamard,
-                        kind => kind,
-                    };
-                    values = rotation(kind, head_dim, head_dim, &mut refuse);
-                }
-            }
-        }
+        let mut refuse = |message: String, help: String| match wanted.rotation.origin {
+            Some(origin) => problems.push(recipe.problem(&origin, message, Some(help))),
+            None => unreachable!("a rotation is stated somewhere"),
+        };
+        let Rotations { residual, values, no_values } = decide(recipe, &decoder, &mut refuse);
         let gains = wanted.gamma_fold;
         let untied = gains && model.tied;
         if untied {
@@ -362,6 +330,59 @@ impl FoldPlan {
     }
 }
 
+/// The rotations of a recipe, decided.
+#[derive(Default)]
+struct Rotations {
+    residual: Option<RotationPlan>,
+    values: Option<RotationPlan>,
+    no_values: Option<&'static str>,
+}
+
+/// Decides R1 and R2; what is wrong goes to `refuse`, with what to do about it.
+fn decide(recipe: &Recipe, decoder: &DecoderConfig, refuse: &mut dyn FnMut(String, String)) -> Rotations {
+    let (wanted, choice) = (&recipe.transform, recipe.transform.rotation);
+    if choice.kind == RotationKind::None {
+        return Rotations::default();
+    }
+    let (hidden, head_dim) = (decoder.hidden, decoder.attention.head_dim);
+    let residual = rotation(choice.kind, hidden, block(recipe, hidden), refuse);
+    let reason = if decoder.attention.gated {
+        Some(GATED)
+    } else if wanted.value_balance || wanted.value_order {
+        Some("the recipe balances or orders the channels of values instead")
+    } else if choice.kind != RotationKind::RandomOrthogonal && Size::of(head_dim).is_none() {
+        Some("no Hadamard matrix of a head's width is known")
+    } else {
+        None
+    };
+    match (choice.r2, reason) {
+        (Some(false), _) => Rotations { residual, values: None, no_values: Some("the recipe says so") },
+        (None, Some(_)) => Rotations { residual, values: None, no_values: reason },
+        (Some(true), Some(reason)) => {
+            let message = format!("value heads cannot be rotated: {reason}");
+            refuse(message, "leave `r2` out, which rotates them where that is exact".to_owned());
+            Rotations { residual, values: None, no_values: None }
+        }
+        (None | Some(true), None) => {
+            let kind = match choice.kind {
+                // A block of the stream's width says nothing of a head's.
+                RotationKind::BlockHadamard | RotationKind::Auto => RotationKind::Hadamard,
+                kind => kind,
+            };
+            Rotations { residual, values: rotation(kind, head_dim, head_dim, refuse), no_values: None }
+        }
+    }
+}
+
+/// Why the recipe's rotation cannot be that of a model that computes this; none if it can.
+pub fn impossible(recipe: &Recipe, decoder: &DecoderConfig) -> Option<String> {
+    let mut first = None;
+    decide(recipe, decoder, &mut |message, _| {
+        first.get_or_insert(message);
+    });
+    first
+}
+
 /// The width of a block: the recipe's, else the default codec's group, else the widest power of two up to 128.
 fn block(recipe: &Recipe, hidden: usize) -> usize {
     let stated = recipe.transform.rotation.block.map(|block| block as usize);
@@ -380,6 +401,13 @@ fn rotation(
     let blocks = largest_block(len);
     match kind {
         RotationKind::RandomOrthogonal => of(kind, len, None),
+        RotationKind::BlockHadamard if block < 2 => {
+            refuse(
+                format!("a width of {len} has no blocks with a Hadamard matrix"),
+                "write `kind = \"random-orthogonal\"`, which any width has".to_owned(),
+            );
+            None
+        }
         RotationKind::BlockHadamard => match Size::of(block) {
             Some(size) if len.is_multiple_of(block) => of(kind, block, Some(size)),
             Some(_) => {
@@ -399,11 +427,21 @@ fn rotation(
                 Some(size) => of(RotationKind::Hadamard, len, Some(size)),
                 None if kind == RotationKind::Hadamard => {
                     let message = format!("no Hadamard matrix of order {len} is known");
-                    let help = format!(
-                        "blocks of {blocks} are the largest that divide it: write `rotation = {{ kind = \
-                         \"block-hadamard\", block = {blocks} }}`, or `kind = \"auto\"`"
-                    );
+                    let help = match blocks {
+                        0 | 1 => "write `kind = \"random-orthogonal\"`, which any width has".to_owned(),
+                        _ => format!(
+                            "blocks of {blocks} are the largest that divide it: write `rotation = {{ kind = \
+                             \"block-hadamard\", block = {blocks} }}`, or `kind = \"auto\"`"
+                        ),
+                    };
                     refuse(message, help);
+                    None
+                }
+                None if blocks < 2 => {
+                    refuse(
+                        format!("a width of {len} has no blocks with a Hadamard matrix"),
+                        "write `kind = \"random-orthogonal\"`, which any width has".to_owned(),
+                    );
                     None
                 }
                 None => {

@@ -10,7 +10,7 @@ use crate::arch::Role;
 use crate::checkpoint::Checkpoint;
 use crate::codec::Plane;
 use crate::quant::{Grain, RowLoss};
-use crate::recipe::RotationKind;
+use crate::recipe::{RotationKind, Transforms};
 use crate::units::Bytes;
 
 /// The process itself: code, headers, plan, provenance.
@@ -27,14 +27,14 @@ const LEAST_DEFAULT: Bytes = Bytes::mib(64);
 pub(super) fn fit(
     checkpoint: &Checkpoint,
     modules: &[Module],
-    fold: Option<&FoldPlan>,
+    fold: Option<(&FoldPlan, &Transforms)>,
     limits: Limits,
     notes: &mut Vec<Note>,
 ) -> Result<(usize, Bytes), PlanError> {
     let worker = modules.iter().map(worker_bytes).max().unwrap_or(0).max(1);
     let largest = checkpoint.tensors().iter().map(|entry| entry.bytes()).max().unwrap_or(0);
     let wanted = limits.threads.max(1);
-    let fold = fold.map_or(0, |fold| fold_bytes(modules, fold));
+    let fold = fold.map_or(0, |(fold, transforms)| fold_bytes(modules, fold, transforms));
     let budget = limits.memory.unwrap_or(Bytes((4 * largest).max(LEAST_DEFAULT.0).max(fold)));
     if fold > budget.0 {
         return Err(PlanError::Memory { needed: Bytes(fold), budget });
@@ -66,7 +66,7 @@ pub fn search_samples(n: usize) -> usize {
 /// What is held while the folded model is compared with its source, and while rotations are looked for.
 ///
 /// One layer at a time is held in f32, the matrix that is being made twice, and logits of both models.
-fn fold_bytes(modules: &[Module], fold: &FoldPlan) -> u64 {
+fn fold_bytes(modules: &[Module], fold: &FoldPlan, transforms: &Transforms) -> u64 {
     let mut layers: BTreeMap<&str, u64> = BTreeMap::new();
     let mut largest = 0;
     for module in modules.iter().filter(|module| module.output.role != Role::Vision) {
@@ -82,13 +82,18 @@ fn fold_bytes(modules: &[Module], fold: &FoldPlan) -> u64 {
     }
     let layer = layers.values().copied().max().unwrap_or(0);
     let vocab = fold.decoder.vocab as u64;
-    let logits = 3 * (4 * vocab * PROBE_TOKENS).min(HELD.0.max(4 * vocab));
-    let compared = layer + 2 * largest + logits + HELD.0.min(4 * vocab * fold.decoder.hidden as u64);
-    let searched = fold.residual.as_ref().filter(|plan| plan.kind == RotationKind::OptRot.name());
+    let measures = transforms.rotation.kind == RotationKind::Measure;
+    let tokens = if measures { u64::from(transforms.tokens).max(PROBE_TOKENS) } else { PROBE_TOKENS };
+    // Residual streams and hidden states of both models.
+    let streams = 4 * 4 * tokens * fold.decoder.hidden as u64;
+    let logits = 3 * (4 * vocab * tokens).min(HELD.0.max(4 * vocab));
+    let compared =
+        streams + layer + 2 * largest + logits + HELD.0.min(4 * vocab * fold.decoder.hidden as u64);
+    let searched = fold.residual.as_ref().filter(|plan| measures || plan.kind == RotationKind::OptRot.name());
     let searched = searched.map_or(0, |plan| {
         let n = plan.len as u64;
-        // The samples, and the same rotated; some matrices of the stream's width.
-        4 * (2 * search_samples(plan.len) as u64 * n + 12 * n * n) + 2 * largest
+        // The samples, twice the same rotated, and some matrices of the stream's width.
+        4 * (3 * search_samples(plan.len) as u64 * n + 12 * n * n) + 2 * largest
     });
     compared.max(searched)
 }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 pub use estimate::{Estimate, estimate};
-pub use fold::{Channels, FoldPlan, RotationPlan, Step, What};
+pub use fold::{Channels, FoldPlan, RotationPlan, Step, What, impossible};
 pub use memory::search_samples;
 pub use module::{Module, STRIP_ELEMENTS};
 pub use side::{CopiedFile, SideFile};
@@ -26,7 +26,7 @@ use crate::codec::CodecSpec;
 use crate::digest::{Digest, canonical_json};
 use crate::failure::{Exit, Failure, Outcome, Problems};
 use crate::isa::Isa;
-use crate::recipe::{Recipe, RecipeError};
+use crate::recipe::{Recipe, RecipeError, RotationKind};
 use crate::stage::pipeline::Pipeline;
 use crate::tensor::{Float, Layout};
 use crate::tool::Tool;
@@ -187,6 +187,10 @@ pub enum PlanError {
     Memory { needed: Bytes, budget: Bytes },
     #[error("`{file}` is not JSON: {problem}")]
     NotJson { file: PathBuf, problem: String },
+    #[error("`rotation = \"measure\"` scores text, but the source has no `tokenizer.json`")]
+    NoTokenizer,
+    #[error("the text to measure on, `{path}`, does not exist", path = path.display())]
+    NoText { path: PathBuf },
     #[error("{count} of the plan's notes are errors under `--strict`; the first: {first}")]
     Strict { count: usize, first: String },
 }
@@ -209,6 +213,10 @@ impl Failure for PlanError {
             PlanError::NotJson { .. } => {
                 Some("take the file from the repository that the weights came from, or remove it".to_owned())
             }
+            PlanError::NoTokenizer => {
+                Some("add the model's `tokenizer.json`, or name a kind of rotation".to_owned())
+            }
+            PlanError::NoText { .. } => Some("mend `transform.text`, or leave it out".to_owned()),
             PlanError::Strict { .. } => {
                 Some("`tqc plan` lists them all; mend each, or build without `--strict`".to_owned())
             }
@@ -267,7 +275,7 @@ fn plan_with(recipe: Recipe, source: SourceFolder, limits: Limits, rounding: Rou
         .iter()
         .map(|module| ModuleTensors { folder: module.output.folder, planes: module.stored.clone() })
         .collect();
-    let (files, places) = lay_out(&tensors, recipe.output.shard_size.0);
+    let (files, places) = lay_out(&tensors, recipe.output.shard_size.0, recipe.output.layout);
     for (module, places) in modules.iter_mut().zip(places) {
         module.places = places;
     }
@@ -277,10 +285,19 @@ fn plan_with(recipe: Recipe, source: SourceFolder, limits: Limits, rounding: Rou
         notes.extend(fold.notes(&recipe, &model));
     }
     let copied = side::copied(&source.dir, &mut notes)?;
+    if recipe.transform.rotation.kind == RotationKind::Measure {
+        check_measurable(&recipe, &copied)?;
+    }
     side::note_absent_parts(&source.dir, &config, &modules, &copied, &mut notes);
     let sizes = sizes(&checkpoint, &modules, &files);
     let side = side::generate(&recipe, &source, &config, arch, &model, &modules, &files, &sizes);
-    let (threads, peak_memory) = memory::fit(&checkpoint, &modules, fold.as_ref(), limits, &mut notes)?;
+    let (threads, peak_memory) = memory::fit(
+        &checkpoint,
+        &modules,
+        fold.as_ref().map(|fold| (fold, &recipe.transform)),
+        limits,
+        &mut notes,
+    )?;
     notes.sort();
     let mut plan = Plan {
         recipe,
@@ -326,8 +343,7 @@ fn bind(
             file: &checkpoint.files()[entry.file].name,
         })
         .collect();
-    let keep = |name: &str| recipe.keep.iter().any(|keep| keep.pattern.matches(name));
-    let fates = model.bind(&found, &keep)?;
+    let fates = model.bind(&found, &|name| recipe.keeps(name))?;
     let unused = recipe.keep.iter().filter(|keep| !found.iter().any(|t| keep.pattern.matches(t.name)));
     let problems = unused.map(|keep| {
         let message = format!("`{}` matches no tensor of the source", keep.pattern);
@@ -344,6 +360,17 @@ fn kept(checkpoint: &Checkpoint, fates: &[Fate]) -> Vec<(String, Output)> {
         Fate::Dropped(_) => None,
     });
     outputs.flatten().filter(|(_, output)| output.folder == Folder::Kept).collect()
+}
+
+/// A measurement needs tokens of a text.
+fn check_measurable(recipe: &Recipe, copied: &[CopiedFile]) -> Result<(), PlanError> {
+    if !copied.iter().any(|file| file.name == "tokenizer.json") {
+        return Err(PlanError::NoTokenizer);
+    }
+    match recipe.transform_text() {
+        Some(path) if !path.exists() => Err(PlanError::NoText { path }),
+        _ => Ok(()),
+    }
 }
 
 /// The Hugging Face layout has no place for codes.

@@ -179,6 +179,8 @@ pub(super) fn generate(
         bytes: Bytes(sizes.weight_file_bytes),
         bits_per_weight: sizes.bits_per_weight,
         rows: &card_rows(modules),
+        layout: model.target,
+        quantized: sizes.quantized_weights > 0,
         draft,
         recipe: &recipe_files,
         tool: format!("{} {}", tool.name, tool.version),

@@ -35,6 +35,8 @@ pub struct Lock {
     pub source: Digest,
     /// The digest of the tokenizer's files; `None` if the checkpoint has none.
     pub tokenizer: Option<Digest>,
+    /// The digest of the tokens that bases were measured on; `None` if none were.
+    pub text: Option<Digest>,
     /// The digest of the artifact.
     pub artifact: Digest,
 }
@@ -116,6 +118,7 @@ struct Fields {
     recipe: Spanned<String>,
     source: Spanned<String>,
     tokenizer: Option<Spanned<String>>,
+    text: Option<Spanned<String>>,
     artifact: Spanned<String>,
 }
 
@@ -166,6 +169,7 @@ impl Lock {
             recipe: digest("recipe", &fields.recipe)?,
             source: digest("source", &fields.source)?,
             tokenizer: fields.tokenizer.as_ref().map(|value| digest("tokenizer", value)).transpose()?,
+            text: fields.text.as_ref().map(|value| digest("text", value)).transpose()?,
             artifact: digest("artifact", &fields.artifact)?,
             tool: fields.tool,
         })
@@ -192,13 +196,14 @@ impl Lock {
             .collect()
     }
 
-    fn rows(&self) -> [(&'static str, Option<String>); 6] {
+    fn rows(&self) -> [(&'static str, Option<String>); 7] {
         [
             ("tool", Some(self.tool.clone())),
             ("tool-digest", Some(self.tool_digest.to_string())),
             ("recipe", Some(self.recipe.to_string())),
             ("source", Some(self.source.to_string())),
             ("tokenizer", self.tokenizer.map(|digest| digest.to_string())),
+            ("text", self.text.map(|digest| digest.to_string())),
             ("artifact", Some(self.artifact.to_string())),
         ]
     }
@@ -235,6 +240,7 @@ pub fn differences_text(differences: &[Difference], built: bool) -> String {
         (changed("recipe"), "the recipe"),
         (changed("source"), "the source"),
         (changed("tokenizer"), "the tokenizer"),
+        (changed("text"), "the text that was measured on"),
     ]
     .into_iter()
     .filter_map(|(changed, what)| changed.then_some(what))
@@ -275,6 +281,7 @@ mod tests {
             recipe: digest('2'),
             source: digest('3'),
             tokenizer: Some(digest('4')),
+            text: None,
             artifact: digest('5'),
         }
     }

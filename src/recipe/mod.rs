@@ -316,6 +316,11 @@ impl Recipe {
         digest_of_texts(self.files.iter().map(|file| file.text.as_str()))
     }
 
+    /// Whether `[keep]` names the source's tensor.
+    pub fn keeps(&self, tensor: &str) -> bool {
+        self.keep.iter().any(|keep| keep.pattern.matches(tensor))
+    }
+
     /// The first rule that matches `module`, and its index.
     pub fn rule_for(&self, module: &str) -> Option<(usize, &Rule)> {
         self.rules.iter().enumerate().find(|(_, rule)| rule.pattern.matches(module))

@@ -106,8 +106,18 @@ pub struct Transforms {
 }
 
 impl Transforms {
-    /// The bases that [`RotationKind::Measure`] compares.
+    /// The bases that [`RotationKind::Measure`] compares, in their order.
     pub const CANDIDATES: [&'static str; 5] = ["none", "hadamard", "hadamard+r2", "block-hadamard", "optrot"];
+
+    /// Those of them that the recipe's `r2` leaves.
+    pub fn candidates(&self) -> impl Iterator<Item = &'static str> {
+        let without = match self.rotation.r2 {
+            None => "",
+            Some(true) => "hadamard",
+            Some(false) => "hadamard+r2",
+        };
+        Self::CANDIDATES.into_iter().filter(move |basis| *basis != without)
+    }
 
     /// The same with its basis decided.
     pub fn with_basis(mut self, basis: &str) -> Self {
@@ -142,7 +152,7 @@ pub(super) struct TransformSheet {
     pub value_order: Option<At<bool>>,
     pub up_balance: Option<At<bool>>,
     pub text: Option<At<PathBuf>>,
-    pub tokens: Option<u32>,
+    pub tokens: Option<At<u32>>,
 }
 
 const MEASURED_TOKENS: u32 = 1024;
@@ -163,7 +173,10 @@ impl TransformSheet {
             value_order,
             up_balance,
             text: table.get("text").and_then(|value| super::sheet::path(value, report)),
-            tokens: table.get("tokens").and_then(|value| number(value, 16..=MOST_TOKENS, report)),
+            tokens: table.get("tokens").and_then(|value| {
+                let tokens = number(value, 16..=MOST_TOKENS, report)?;
+                Some(At { value: tokens, at: value.at })
+            }),
         }
     }
 }
@@ -195,6 +208,16 @@ pub(super) fn join<'s>(
             report.add(*at, Mistake::ValuesTwice { key });
         }
     }
+    // A base's may be for a rotation that this recipe replaces.
+    if choice.kind != RotationKind::Measure
+        && let Some(own) = sheets.clone().next()
+    {
+        let text = own.text.as_ref().map(|text| ("text", text.at));
+        let tokens = own.tokens.as_ref().map(|tokens| ("tokens", tokens.at));
+        for (key, at) in [text, tokens].into_iter().flatten() {
+            report.add(at, Mistake::RotationTakesNo { key, kind: choice.kind.name(), of: "measure" });
+        }
+    }
     let text = sheets.clone().find_map(|sheet| sheet.text.as_ref());
     Transforms {
         gains_stated: gamma_fold.as_ref().is_some_and(|flag| flag.value),
@@ -205,7 +228,10 @@ pub(super) fn join<'s>(
         value_order: is(order),
         up_balance: is(flag(|sheet| &sheet.up_balance)),
         text: text.map(|text| text.value.clone()),
-        tokens: sheets.clone().find_map(|sheet| sheet.tokens).unwrap_or(MEASURED_TOKENS),
+        tokens: sheets
+            .clone()
+            .find_map(|sheet| sheet.tokens.as_ref())
+            .map_or(MEASURED_TOKENS, |tokens| tokens.value),
         text_origin: text.map(|text| text.at),
     }
 }
@@ -236,6 +262,13 @@ fn rotation(value: Value<'_>, report: &mut Report) -> Option<At<RotationChoice>>
     let r2 = table.get("r2").and_then(|value| r2(value, report)).flatten();
     let block = table.get("block");
     let steps = table.get("steps");
+    if stated == Some(RotationKind::None) {
+        for (key, given) in [("seed", table.get("seed")), ("r2", table.get("r2"))] {
+            if let Some(value) = given {
+                report.add(value.at, Mistake::RotationTakesNo { key, kind: "none", of: "hadamard" });
+            }
+        }
+    }
     for (key, given, of) in [
         ("block", &block, [RotationKind::BlockHadamard, RotationKind::Measure]),
         ("steps", &steps, [RotationKind::OptRot, RotationKind::Measure]),

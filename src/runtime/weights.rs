@@ -57,24 +57,39 @@ impl Weights {
     /// A config or checkpoint that cannot be read, an unknown model type or config value, tensors that are
     /// missing, unknown, of another shape or of another dtype than the codec's.
     pub fn open(dir: &Path) -> Outcome<Self> {
+        Self::open_keeping(dir, &|_| false)
+    }
+
+    /// [`Weights::open`] of a folder with tensors that the family does not know and nobody computes with: those that
+    /// `keep` names.
+    ///
+    /// # Errors
+    /// As [`Weights::open`].
+    pub fn open_keeping(dir: &Path, keep: &dyn Fn(&str) -> bool) -> Outcome<Self> {
         let (config, packing) = Config::read_packed(dir)?;
         config.check_float()?;
         let main = Checkpoint::open_with(dir, &Links::of_folder(dir))?;
-        Self::of(dir, config, &packing, Arc::new(Files(Arc::new(main))))
+        Self::of(dir, config, &packing, Arc::new(Files(Arc::new(main))), keep)
     }
 
     /// The model whose main tensors are in `main`; a draft head in a folder of its own is looked for in `dir`.
     ///
     /// # Errors
     /// As [`Weights::open`].
-    pub fn of(dir: &Path, config: Config, packing: &Packing, main: Arc<dyn Store>) -> Outcome<Self> {
+    pub fn of(
+        dir: &Path,
+        config: Config,
+        packing: &Packing,
+        main: Arc<dyn Store>,
+        keep: &dyn Fn(&str) -> bool,
+    ) -> Outcome<Self> {
         let arch = registry::find(&config)?;
         // A packed embedding has the packed shape; only its presence and its place are asked for.
         let probe = |name: &str| main.get(name).map(|entry| (entry.dtype, entry.shape.clone()));
         let statement = arch.model(&config, &probe, Layout::Mlx)?;
         let decoder = arch.decoder(&config, &statement)?;
         let mut binder =
-            Binder { folder: Folder::Main, packing, problems: Vec::new(), parameters: BTreeMap::new() };
+            Binder { folder: Folder::Main, packing, keep, problems: Vec::new(), parameters: BTreeMap::new() };
         let mut unused = binder.bind(&main, &statement.slots, &statement);
         let has_draft =
             statement.slots.iter().flat_map(|slot| &slot.outputs).any(|o| o.folder == Folder::Mtp);
@@ -273,6 +288,7 @@ fn companion(
 struct Binder<'a> {
     folder: Folder,
     packing: &'a Packing,
+    keep: &'a dyn Fn(&str) -> bool,
     problems: Vec<ArchError>,
     parameters: BTreeMap<String, Parameter>,
 }
@@ -324,6 +340,9 @@ impl Binder<'_> {
         for tensor in store.tensors().iter().filter(|tensor| !taken.contains(tensor.name.as_str())) {
             match statement.drops.iter().find(|drop| drop.covers(&tensor.name)) {
                 Some(drop) => unused.push((tensor.name.clone(), drop.reason)),
+                None if (self.keep)(&tensor.name) => {
+                    unused.push((tensor.name.clone(), "kept by the recipe's `[keep]`"));
+                }
                 None => self.problems.push(ArchError::UnknownTensor {
                     file: self.file(&**store, tensor),
                     name: tensor.name.clone(),

@@ -12,10 +12,10 @@ use tqc::runtime::{Model as Runtime, Want, Weights};
 
 use crate::*;
 
+/// A recipe that measures on [`TEXT`], beside it, or takes a basis by name.
 fn text(more: &str) -> String {
-    format!(
-        "[default]\ncodec = {{ affine = {{ bits = 2, group = 32 }} }}\n[transform]\n{more}\ntext = \"text.jsonl\"\ntokens = 90\n"
-    )
+    let measures = if more.contains("measure") { "text = \"text.jsonl\"\ntokens = 90\n" } else { "" };
+    format!("[default]\ncodec = {{ affine = {{ bits = 2, group = 32 }} }}\n[transform]\n{more}\n{measures}")
 }
 
 const TEXT: &str = "{\"text\": \"The old mill stood by the river, and nobody had seen it turn.\"}\n\
@@ -89,4 +89,71 @@ fn a_measured_kl_is_that_of_the_built_artifact() {
     let positions = measured.positions as f64;
     assert_eq!(measured.positions, 90 - left as u64);
     assert!((row.mean_kl - sum / positions).abs() < 1e-12, "{} and {}", row.mean_kl, sum / positions);
+}
+
+#[test]
+fn neither_memory_nor_the_spelling_of_a_path_decides_and_r2_is_obeyed() {
+    let dir = temp();
+    std::fs::write(dir.path().join("text.jsonl"), TEXT).unwrap();
+    let measuring = text("rotation = { kind = \"measure\", steps = 2 }");
+    let (out, json) = built(dir.path(), &measuring, &fixture("qwen3_5"), &[]);
+    let reason = json["measured"]["skipped"][0]["reason"].as_str().unwrap();
+    assert!(reason.starts_with("value heads cannot be rotated") && !reason.contains('\n'), "{reason}");
+    let mut elsewhere =
+        command(args!["build", "./test.toml", "--source", fixture("qwen3_5"), "-o", "again", "--json"]);
+    elsewhere.current_dir(dir.path());
+    assert_eq!(finish(elsewhere).expect(0).json()["digest"], json["digest"]);
+    let small = tqc!(
+        "build",
+        dir.path().join("test.toml"),
+        "--source",
+        fixture("qwen3_5"),
+        "-o",
+        dir.path().join("small"),
+        "--memory",
+        "1MiB"
+    );
+    assert!(small.expect(2).stderr.contains("of working memory, but the budget is"));
+    assert!(out.exists());
+
+    for (r2, without) in [("false", "hadamard+r2"), ("true", "hadamard")] {
+        let asked = text(&format!("rotation = {{ kind = \"measure\", r2 = {r2}, steps = 2 }}"));
+        let (_, json) = built(dir.path(), &asked, &fixture("qwen2"), &[]);
+        let rows = json["measured"]["rows"].as_array().unwrap();
+        assert!(rows.iter().all(|row| row["basis"] != without), "{}", json["measured"]);
+        let rotates = json["measured"]["chosen"] != "none";
+        let found = &json["transform"]["r2"];
+        assert_eq!(found.is_object(), r2 == "true" && rotates, "{found}");
+    }
+}
+
+#[test]
+fn the_text_is_locked_and_a_forged_table_is_found() {
+    let dir = temp();
+    let words = dir.path().join("text.jsonl");
+    std::fs::write(&words, TEXT).unwrap();
+    let path = recipe(dir.path(), &text("rotation = { kind = \"measure\", steps = 2 }"));
+    let out = dir.path().join("artifact");
+    let source = fixture("qwen2");
+    tqc!("build", path, "--source", source, "-o", out, "--write-lock").expect(0);
+    tqc!("build", path, "--source", source, "-o", out, "--locked").expect(0);
+    std::fs::write(&words, TEXT.replace("river", "sea")).unwrap();
+    let run = tqc!("build", path, "--source", source, "-o", out, "--locked").expect(1);
+    assert!(run.stderr.contains("the text that was measured on changed"), "{}", run.stderr);
+
+    let record = out.join("provenance.json");
+    let whole = std::fs::read_to_string(&record).unwrap();
+    let value: serde_json::Value = serde_json::from_str(&whole).unwrap();
+    let forged = |change: &dyn Fn(&mut serde_json::Value)| {
+        let mut value = value.clone();
+        change(&mut value["measured"]);
+        std::fs::write(&record, format!("{value}\n")).unwrap();
+        tqc!("verify", out, "--source", source, "--rebuild", "all").expect(1).stdout
+    };
+    let found = forged(&|measured| measured["rows"][0]["mean_kl"] = (-5.5).into());
+    assert!(found.contains("KL below 0"), "{found}");
+    let found = forged(&|measured| measured["rows"] = serde_json::json!([]));
+    assert!(found.contains("the candidates are"), "{found}");
+    std::fs::write(&record, whole).unwrap();
+    tqc!("verify", out, "--source", source, "--rebuild", "all").expect(0);
 }

@@ -61,7 +61,10 @@ fn blocks_that_do_not_fit_are_refused() {
 #[test]
 fn value_heads_of_gated_attention_are_refused_and_left_alone_by_auto() {
     let text = rotation("{ kind = \"hadamard\", r2 = true }");
-    says(&refused(&text, &fixture("qwen3_5"), 2), &["value heads of `qwen3_5`", "gated channel by channel"]);
+    says(
+        &refused(&text, &fixture("qwen3_5"), 2),
+        &["value heads cannot be rotated", "gated channel by channel"],
+    );
     let dir = temp();
     let (_, json) = built(dir.path(), &rotation("\"hadamard\""), &fixture("qwen3_5"), &[]);
     says(json["transform"]["r2_reason"].as_str().unwrap(), &["gated"]);
@@ -81,7 +84,10 @@ fn contradictions_of_a_recipe_are_refused_before_a_source_is_read() {
         ("rotation = 7", vec!["a kind's name or a table", "got an integer"]),
         ("rotation = { kind = \"optrot\", steps = 0 }", vec!["from 1 to 10000, got 0"]),
         ("rotation = { kind = \"hadamard\", r2 = true }\nvalue-order = true", vec!["undo each other"]),
-        ("tokens = 3", vec!["`tokens` must be from 16"]),
+        ("rotation = \"measure\"\ntokens = 3", vec!["`tokens` must be from 16"]),
+        ("tokens = 64", vec!["`tokens` is a setting of `measure`, not of `none`"]),
+        ("rotation = \"hadamard\"\ntext = \"a.jsonl\"", vec!["`text` is a setting of `measure`"]),
+        ("rotation = { kind = \"none\", r2 = true }", vec!["`r2` is a setting of `hadamard`, not of `none`"]),
         ("gamma-fold = \"yes\"", vec!["`gamma-fold` must be true or false"]),
     ] {
         says(&refused(&with(text), nowhere, 2), &words);
@@ -107,6 +113,51 @@ fn an_unknown_tensor_of_the_streams_width_is_refused_unless_no_basis_changes() {
     let said = refused(&format!("{}{keep}", rotation("\"hadamard\"")), &at, 2);
     says(&said, &["`model.steering.weight` has an axis of 128", "leave it in the old basis"]);
     built(dir.path(), &format!("[default]\ncodec = \"f32\"\n{keep}"), &at, &[]);
+
+    // One without such an axis is kept beside the fold.
+    source.shards[0].pop();
+    source.shards[0].push(Tensor::random("model.steering.weight", &[3, 7], 5));
+    source.write(&at);
+    let (out, _) = built(dir.path(), &format!("{}{keep}", rotation("\"hadamard\"")), &at, &[]);
+    assert!(read_folder(&out.join("kept")).contains_key("model.steering.weight"));
+}
+
+#[test]
+fn what_a_measurement_needs_is_asked_for_before_it_begins() {
+    let dir = temp();
+    let mut source = Model::fixture("qwen2");
+    source.files.remove("tokenizer.json");
+    let at = dir.path().join("source");
+    source.write(&at);
+    let measure =
+        |more: &str| format!("[default]\ncodec = \"bf16\"\n[transform]\nrotation = \"measure\"\n{more}");
+    says(&refused(&measure(""), &at, 2), &["no `tokenizer.json`", "name a kind of rotation"]);
+    let absent = measure("text = \"no-such.jsonl\"\n");
+    says(&refused(&absent, &fixture("qwen2"), 2), &["no-such.jsonl", "does not exist"]);
+    let r2 = "[default]\ncodec = \"bf16\"\n[transform]\nrotation = { kind = \"measure\", r2 = true }\n";
+    says(&refused(r2, &fixture("qwen3_5"), 2), &["value heads cannot be rotated"]);
+    // An occupied target is known before anything is measured.
+    let out = dir.path().join("occupied");
+    std::fs::create_dir(&out).unwrap();
+    std::fs::write(out.join("thesis.txt"), "words").unwrap();
+    let path = recipe(dir.path(), &measure(""));
+    let run = tqc!("build", path, "--source", fixture("qwen2"), "-o", out).expect(2);
+    says(&run.stderr, &["is not an artifact of tqc"]);
+    assert!(!run.stderr.contains("measured:"), "{}", run.stderr);
+}
+
+#[test]
+fn a_source_whose_own_states_overflow_is_bad_input() {
+    let dir = temp();
+    let mut source = Model::fixture("llama-untied");
+    for tensor in source.shards.iter_mut().flatten() {
+        if tensor.name == "model.layers.0.input_layernorm.weight" {
+            tensor.map(|_| 1e30);
+        }
+    }
+    let at = dir.path().join("source");
+    source.write(&at);
+    says(&refused(&rotation("\"hadamard\""), &at, 3), &["not finite after 1 layers", "out of range"]);
 }
 
 #[test]

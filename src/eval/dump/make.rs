@@ -31,7 +31,7 @@ use crate::numeric::math::exp64;
 use crate::numeric::{narrow, widen};
 use crate::process::PeakMemory;
 use crate::runtime::{Head, Weights};
-use crate::tensor::{Dtype, Float};
+use crate::tensor::{Dtype, Float, Layout};
 use crate::tool::Tool;
 use crate::units::Bytes;
 
@@ -128,7 +128,7 @@ struct Plane {
 
 impl Plane {
     fn open(path: &Path, tensors: Vec<StoredTensor>, positions: u64) -> Result<Self, EvalError> {
-        let head = header(&tensors.iter().collect::<Vec<_>>());
+        let head = header(&tensors.iter().collect::<Vec<_>>(), Layout::Mlx);
         let mut at = head.len() as u64;
         let mut starts = Vec::new();
         for tensor in &tensors {
@@ -479,7 +479,7 @@ fn publish(
         shape: crate::tensor::Shape(vec![ids.len() as u64 / 4]),
         bytes: ids.len() as u64,
     };
-    let tokens = [header(&[&tensor]), ids].concat();
+    let tokens = [header(&[&tensor], Layout::Mlx), ids].concat();
     let write = |name: &str, bytes: &[u8]| work.write(&format!("{STAGE}/{name}"), bytes);
     write("tokens.safetensors", &tokens)?;
     for name in ["tokens.safetensors", name] {
