@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ARMS = {
     "none": "",
     "R1": 'rotation = { kind = "hadamard", r2 = false }',
-    "R1+R2": 'rotation = { kind = "hadamard", r2 = true }',
+    "R1.R2": 'rotation = { kind = "hadamard", r2 = true }',
     "block": 'rotation = "block-hadamard"',
     "OptRot": 'rotation = "optrot"',
     "measured": 'rotation = "measure"',
@@ -114,7 +114,7 @@ def run(args):
              "-o", args.out / f"dump-{name}")
         # The slow ones first.
         for label in reversed(ARMS):
-            if label != "R1+R2" or r2 == "r2":
+            if label != "R1.R2" or r2 == "r2":
                 work += [(arm, args, name, folder, bits, label) for bits in args.bits]
         if "mtp_num_hidden_layers" in (Path(folder) / "config.json").read_text():
             work.append((drafts, args, name, folder))
@@ -143,12 +143,12 @@ def results(out):
 
 def tasks(summary):
     """The columns of one arm's tasks."""
-    suites = (summary or {}).get("suites", summary or [])
-    by = {(Path(suite["suite"]).stem, suite["frame"]): suite for suite in suites}
+    suites = (summary or {}).get("results", [])
+    by = {(suite["suite"], suite["frame"]): suite for suite in suites}
     cells = []
-    for suite, frame in (("recall", "raw"), ("problems", "raw"), ("problems", "chat")):
+    for suite, frame in (("recall", "choice"), ("problems", "raw"), ("problems", "chat")):
         found = by.get((suite, frame))
-        cells.append(f"{100 * found['accuracy']:.1f} %" if found else "")
+        cells.append(f"{found['correct']}/{found['items']}" if found else "")
     generated = [suite["generative"] for suite in suites if suite.get("generative")]
     cells.append(str(sum(suite["empty"] for suite in generated)) if generated else "")
     return cells
@@ -176,21 +176,24 @@ def write(args):
             "",
             f"{max(documents)} documents, {max(tokens)} positions.",
             "",
-            "| bits | basis | bits per weight | mean KL | 95 % interval | top-1 | recall | problems, raw | problems, chat | empty answers |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         ]
+        columns = ["bits", "basis", "bits per weight", "mean KL", "95 % interval", "top-1"]
+        with_tasks = any("tasks" in row for (name, _, _), row in found.items() if name == model)
+        if with_tasks:
+            columns += ["recall", "problems, raw", "problems, chat", "empty answers"]
+        lines += [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
         for bits in BITS:
             for label in ARMS:
                 row = found.get((model, bits, label))
                 if row is None or "kl" not in row:
                     continue
                 kl, said = row["kl"], builds[f"{model}-{bits}-{label}"]
-                name = label if label != "measured" else f"measured ({said['measured']['chosen']})"
-                interval = kl["ci95"] or {"low": float("nan"), "high": float("nan")}
+                name = label.replace(".", "+") if label != "measured" else f"measured ({said['measured']['chosen']})"
+                low, high = kl["ci95"] or (float("nan"), float("nan"))
                 cells = [
                     str(bits), name, f"{said['sizes']['bits_per_weight']:.3f}", f"{kl['mean_kl']:.5f}",
-                    f"{interval['low']:.5f} to {interval['high']:.5f}", f"{100 * kl['top1_agreement']:.1f} %",
-                    *tasks(row.get("tasks")),
+                    f"{low:.5f} to {high:.5f}", f"{100 * kl['top1_agreement']:.1f} %",
+                    *(tasks(row.get("tasks")) if with_tasks else []),
                 ]
                 lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
