@@ -53,10 +53,12 @@ pub fn watching<T>(work: impl FnOnce() -> T) -> (T, PeakMemory) {
 
 const SAMPLE_EVERY: Duration = Duration::from_millis(20);
 
-/// Ends the watcher, also when the work panics: the scope waits for it.
-struct Raise<'a> {
-    ended: &'a AtomicBool,
-    sleeper: &'a std::thread::Thread,
+/// Raises a flag and wakes the thread that waits for it, also when work panics: a scope waits for its threads.
+pub struct Raise<'a> {
+    /// The flag.
+    pub ended: &'a AtomicBool,
+    /// Who waits.
+    pub sleeper: &'a std::thread::Thread,
 }
 
 impl Drop for Raise<'_> {

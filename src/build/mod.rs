@@ -20,7 +20,7 @@ use serde::Serialize;
 
 pub(crate) use run::Results;
 pub(crate) use staging::SealedModule;
-pub use staging::{Unfinished, check_target, is_same_file, staging_path};
+pub use staging::{Unfinished, check_target, is_same_file, measuring_path, staging_path};
 
 use crate::arch::Fate;
 use crate::artifact::config::pretty_json;
@@ -32,7 +32,7 @@ use crate::artifact::{MACHINE, PROVENANCE};
 use crate::digest::{Digest, canonical_json};
 use crate::encode::EncodeError;
 use crate::failure::{Exit, Failure, Outcome};
-use crate::fold::{Folded, Watch, fold};
+use crate::fold::{Both, Folded, Keep, OfPlan, Watch, fold};
 use crate::plan::{Note, NoteKind, Plan, strict};
 use crate::process::{PeakMemory, free_space, processor, watching};
 use crate::units::Bytes;
@@ -50,6 +50,8 @@ pub struct Options<'a> {
     pub stop: &'a AtomicBool,
     /// Who is told.
     pub progress: &'a dyn Progress,
+    /// Where a measurement kept what it found.
+    pub found: &'a dyn Keep,
 }
 
 /// Is told how far a build is.
@@ -262,7 +264,8 @@ pub fn build(plan: &Plan, options: &Options<'_>) -> Outcome<Finished> {
 /// The plan's changes of basis; nothing of the artifact is written before the model is known to compute the same.
 fn make_fold(plan: &Plan, options: &Options<'_>, staging: &Staging) -> Result<(Folded, PeakMemory), Ending> {
     let tell = |what: &str| options.progress.phase(what);
-    let watch = Watch { stop: options.stop, tell: &tell, keep: staging };
+    let found = OfPlan::new(options.found, plan, ());
+    let watch = Watch { stop: options.stop, tell: &tell, keep: &Both(staging, &found) };
     let (folded, peak) = watching(|| fold(plan, watch));
     folded.map(|folded| (folded, peak)).map_err(|failure| Ending { failure, keep: true })
 }

@@ -21,7 +21,7 @@ use crate::digest::{Digest, Hasher};
 use crate::encode::{self, Encoded, encode_panel, release_panel};
 use crate::fold::Prepared;
 use crate::plan::{Module, Plan};
-use crate::process::PeakMemory;
+use crate::process::{PeakMemory, Raise};
 use crate::quant::{Repairs, RowLoss};
 
 /// Bytes of a source that one digest job reads: what may be resident of it at a time, per thread.
@@ -161,19 +161,6 @@ pub fn run(
             let done = run.sealed.iter().filter(|sealed| sealed.lock().expect(LOCKED).is_some()).count();
             Err(BuildError::Interrupted { done, modules: plan.modules.len() })
         }
-    }
-}
-
-/// Ends the flusher, also when a job panics: the scope waits for it.
-struct Raise<'a> {
-    ended: &'a AtomicBool,
-    sleeper: &'a std::thread::Thread,
-}
-
-impl Drop for Raise<'_> {
-    fn drop(&mut self) {
-        self.ended.store(true, Ordering::Release);
-        self.sleeper.unpark();
     }
 }
 

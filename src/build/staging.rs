@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::BuildError;
 use crate::artifact::open::{Artifact, files_below};
 use crate::digest::Digest;
-use crate::fold::Keep;
+use crate::fold::{Keep, KeepFolder};
 use crate::quant::{Repairs, RowLoss};
 
 /// The work that a journal belongs to: the plan, and the source files as the file system describes them.
@@ -253,19 +253,13 @@ impl Staging {
 
 impl Keep for Staging {
     fn get(&self, name: &str) -> Option<Vec<u8>> {
-        std::fs::read(self.root.join(ROTATIONS).join(name)).ok()
+        KeepFolder(self.root.join(ROTATIONS)).get(name)
     }
 
     fn put(&self, name: &str, bytes: &[u8]) {
-        let folder = self.root.join(ROTATIONS);
-        // Beside, then over: a kill leaves it whole or not there. Without it, the next try looks again.
-        let beside = folder.join("new");
-        let written = std::fs::create_dir_all(&folder)
-            .and_then(|()| std::fs::write(&beside, bytes))
-            .and_then(|()| std::fs::rename(&beside, folder.join(name)));
-        if written.is_ok() {
-            self.has_work.store(true, Ordering::Relaxed);
-        }
+        // Without it, the next try looks again.
+        KeepFolder(self.root.join(ROTATIONS)).put(name, bytes);
+        self.has_work.store(true, Ordering::Relaxed);
     }
 }
 
@@ -320,10 +314,19 @@ pub fn check_target(target: &Path, unfinished: Unfinished) -> Result<(), BuildEr
 
 /// `artifacts/demo` to `artifacts/.demo.building`.
 pub fn staging_path(target: &Path) -> Result<PathBuf, BuildError> {
+    hidden(target, ".building")
+}
+
+/// `artifacts/demo` to `artifacts/.demo.measuring`: what a measurement of bases keeps until the build is published.
+pub fn measuring_path(target: &Path) -> Result<PathBuf, BuildError> {
+    hidden(target, ".measuring")
+}
+
+fn hidden(target: &Path, suffix: &str) -> Result<PathBuf, BuildError> {
     let name = target.file_name().ok_or_else(|| BuildError::NoName { path: target.to_owned() })?;
     let mut hidden = std::ffi::OsString::from(".");
     hidden.push(name);
-    hidden.push(".building");
+    hidden.push(suffix);
     Ok(target.with_file_name(hidden))
 }
 

@@ -462,6 +462,7 @@ fn check_measured(record: &Provenance, recipe: &Recipe, verdict: &mut Verdict) {
 }
 
 /// The record is wholly determined by recipe, source, program and artifact: makes it again and compares.
+#[allow(clippy::too_many_arguments)]
 fn check_whole_record(
     artifact: &Artifact,
     plan: &Plan,

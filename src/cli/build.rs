@@ -12,10 +12,12 @@ use super::plan::seconds;
 use super::progress::Bar;
 use super::{CliError, Common, Machine, RecipeArgs, fetch, print};
 use crate::artifact::provenance::{RotationRecord, TransformRecord};
-use crate::build::{Built, Options, Progress as _, Unfinished, build, check_target, staging_path};
+use crate::build::{
+    Built, Options, Progress as _, Unfinished, build, check_target, measuring_path, staging_path,
+};
 use crate::digest::Digest;
 use crate::failure::{Exit, Outcome};
-use crate::fold::Watch;
+use crate::fold::{KeepFolder, Watch};
 use crate::measure::measure;
 use crate::plan::{Limits, Note, NoteKind, Plan, SourceFolder, plan};
 use crate::recipe::{Lock, Recipe, RotationKind, differences_text};
@@ -71,7 +73,7 @@ impl BuildArgs {
             _ => Unfinished::Refuse,
         };
         let limits = self.machine.limits();
-        let plan = decide(recipe, source, limits, &self.output, unfinished, &stop, &bar)?;
+        let (plan, kept) = decide(recipe, source, limits, &self.output, unfinished, &stop, &bar)?;
         let target = self.output.clone().unwrap_or_else(|| plan.default_output());
         // Without a final `/` or `/.`, which name what a link leads to rather than the link.
         let target: PathBuf = target.components().collect();
@@ -96,8 +98,14 @@ impl BuildArgs {
                 target.display()
             ));
         }
-        let options =
-            Options { target: &target, unfinished, strict: self.strict, stop: &stop, progress: &bar };
+        let options = Options {
+            target: &target,
+            unfinished,
+            strict: self.strict,
+            stop: &stop,
+            progress: &bar,
+            found: &kept,
+        };
         let finished = build(&plan, &options)?;
         tell("warning", finished.built.notes.iter().filter(|note| !plan.notes.contains(note)));
         let found = Lock {
@@ -117,6 +125,7 @@ impl BuildArgs {
             return Ok(Exit::No);
         }
         let built = finished.publish()?;
+        discard(&kept);
         self.report(&plan, &built)?;
         if self.write_lock {
             write_whole(&lock_path, &found.text())?;
@@ -181,15 +190,20 @@ fn decide(
     unfinished: Unfinished,
     stop: &AtomicBool,
     bar: &Bar,
-) -> Outcome<Plan> {
+) -> Outcome<(Plan, KeepFolder)> {
+    let first = plan(recipe.clone(), source.clone(), limits)?;
+    let target = output.clone().unwrap_or_else(|| first.default_output());
+    let found = KeepFolder(measuring_path(&target)?);
     if recipe.transform.rotation.kind != RotationKind::Measure {
-        return plan(recipe, source, limits);
+        return Ok((first, found));
     }
     // What the recipe or the target has wrong is said before hours are spent.
-    let first = plan(recipe.clone(), source.clone(), limits)?;
-    check_target(&output.clone().unwrap_or_else(|| first.default_output()), unfinished)?;
+    check_target(&target, unfinished)?;
+    if unfinished == Unfinished::Discard {
+        discard(&found);
+    }
     let tell = |what: &str| bar.phase(what);
-    let measured = measure(&recipe, &source, limits, Watch { stop, tell: &tell, keep: &() });
+    let measured = measure(&recipe, &source, limits, Watch { stop, tell: &tell, keep: &found });
     bar.end();
     let measured = measured?;
     for row in &measured.rows {
@@ -202,7 +216,13 @@ fn decide(
     print::say(&format!("measured: building with {}", measured.chosen));
     let mut plan = plan(recipe.with_basis(&measured.chosen), source, limits)?;
     plan.measured = Some(measured);
-    Ok(plan)
+    Ok((plan, found))
+}
+
+/// Takes what a measurement kept away.
+fn discard(found: &KeepFolder) {
+    // What cannot be removed is only in nobody's way.
+    let _ = std::fs::remove_dir_all(&found.0);
 }
 
 /// Writes notes to stderr, at most [`TOLD`] of a kind: a model of another dtype has one for every module.

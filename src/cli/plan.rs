@@ -84,7 +84,7 @@ fn as_json(plan: &Plan, estimate: &Estimate) -> Value {
 fn transform(fold: &FoldPlan) -> Value {
     json!({
         "gamma_fold": fold.gains, "r1": fold.residual, "r2": fold.values, "r2_reason": fold.no_values,
-        "untied": fold.untied,
+        "untied": fold.untied, "channels": fold.channels(),
     })
 }
 

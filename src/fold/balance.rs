@@ -183,12 +183,12 @@ impl Balances {
                 (0..order.len()).map(|at| of_head(at / dim, at % dim) + (at / dim * dim) as u32).collect()
             }
             Part::Attended => {
-                let heads = by_q_head(attention, |g, i| of_head(g, i));
+                let heads = by_q_head(attention, of_head);
                 heads.iter().enumerate().map(|(at, from)| from + (at / dim * dim) as u32).collect()
             }
             // [queries | gates] of each head: only the gates follow the values.
             Part::Query if attention.gated => {
-                let gates = by_q_head(attention, |g, i| of_head(g, i));
+                let gates = by_q_head(attention, of_head);
                 let heads = gates.chunks_exact(dim).enumerate();
                 let heads = heads.flat_map(|(head, gates)| {
                     let start = (2 * head * dim) as u32;

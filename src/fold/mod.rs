@@ -7,6 +7,7 @@
 mod balance;
 mod data;
 mod draft;
+mod keep;
 pub mod logits;
 pub mod parity;
 mod probe;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 pub use data::{Prepared, prepare};
+pub use keep::{Both, Keep, KeepFolder, OfPlan};
 pub use probe::{Probe, ProbeText};
 pub use store::Planned;
 
@@ -64,24 +66,6 @@ impl Failure for FoldError {
             FoldError::Interrupted => Some("run the same command with `--resume` to go on".to_owned()),
         }
     }
-}
-
-/// A place for what took long to find, so that a killed build does not look for it again.
-pub trait Keep: Sync {
-    /// What was put under this name by an earlier try at the same plan.
-    fn get(&self, name: &str) -> Option<Vec<u8>>;
-
-    /// Puts it there; that it could not be is no error.
-    fn put(&self, name: &str, bytes: &[u8]);
-}
-
-/// Keeps nothing.
-impl Keep for () {
-    fn get(&self, _name: &str) -> Option<Vec<u8>> {
-        None
-    }
-
-    fn put(&self, _name: &str, _bytes: &[u8]) {}
 }
 
 /// Who waits for a fold.
@@ -169,13 +153,6 @@ fn record(
             searches,
         })
     };
-    let wanted = &plan.recipe.transform;
-    let channels = [
-        ("key-balance", wanted.key_balance),
-        ("value-balance", wanted.value_balance),
-        ("value-order", wanted.value_order),
-        ("up-balance", wanted.up_balance),
-    ];
     TransformRecord {
         id: RULES.to_owned(),
         family: plan.model.model_type.clone(),
@@ -185,7 +162,7 @@ fn record(
         r1: rotation(&fold.residual, "r1"),
         r2: rotation(&fold.values, "r2"),
         r2_reason: fold.no_values.map(str::to_owned),
-        channels: channels.iter().filter(|(_, on)| *on).map(|(key, _)| (*key).to_owned()).collect(),
+        channels: fold.channels().into_iter().map(str::to_owned).collect(),
         draft: prepared.draft().map(|draft| DraftRecord {
             feed: "post_norm".to_owned(),
             c: draft.c,

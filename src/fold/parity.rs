@@ -130,7 +130,7 @@ pub fn compare(plan: &Arc<Plan>, prepared: &Arc<Prepared>, watch: Watch<'_>) -> 
         let apart = distance(plan, prepared, theirs.residual(), ours.residual());
         max_stream = max_stream.max(apart);
         // A NaN is no small number either.
-        if first_layer.is_none() && !(apart <= MOST_STREAM) {
+        if first_layer.is_none() && (apart.is_nan() || apart > MOST_STREAM) {
             first_layer = Some(layer);
         }
     }

@@ -11,10 +11,11 @@ use std::sync::atomic::Ordering;
 use crate::artifact::provenance::{MeasuredRecord, MeasuredRow, SkippedRow};
 use crate::backend::Precision;
 use crate::backend::cpu::Cpu;
+use crate::digest::canonical_json;
 use crate::eval::documents::{Documents, Taking, parse, read, tokens_digest};
 use crate::failure::Outcome;
 use crate::fold::logits::{logits, rows_at_a_time};
-use crate::fold::{FoldError, Planned, Watch, prepare};
+use crate::fold::{FoldError, Keep as _, OfPlan, Planned, Watch, prepare};
 use crate::numeric::divergence::divergence;
 use crate::plan::{Limits, SourceFolder, impossible, plan};
 use crate::recipe::Recipe;
@@ -25,10 +26,13 @@ use crate::text::Tokenizer;
 /// The text of a recipe that names none: prose of the public domain, and tasks.
 const TEXT: &str = include_str!("text.jsonl");
 
+/// The name that a candidate's row is kept under.
+const ROW: &str = "row";
+
 /// Tokens of a sequence at most.
 const CONTEXT: usize = 256;
 
-/// Scores every basis that the model and the recipe allow.
+/// Scores every basis that the model and the recipe allow; those that `watch.keep` has a row of are not scored again.
 ///
 /// # Errors
 /// Those of the recipe in the model's own basis, of the text, and of the runtime.
@@ -72,6 +76,12 @@ pub fn measure(
         }
         // What is wrong now, a budget too small say, is not the basis's fault, and must not decide.
         let planned = Arc::new(plan(candidate, source.clone(), limits)?);
+        let scored = OfPlan::new(watch.keep, &planned, record.tokens_sha256);
+        if let Some(row) = scored.get(ROW).and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
+            record.rows.push(row);
+            continue;
+        }
+        let watch = Watch { keep: &OfPlan::new(watch.keep, &planned, ()), ..watch };
         let prepared = Arc::new(prepare(&planned, watch)?);
         let candidate = Planned::open(&planned, &prepared)?;
         let student = hidden(&candidate, basis)?;
@@ -94,13 +104,15 @@ pub fn measure(
         });
         let mean = clustered_mean(&clusters.collect::<Vec<_>>(), CONFIDENCE);
         let mean_kl = kls.iter().sum::<f64>() / kls.len() as f64;
-        record.rows.push(MeasuredRow {
+        let row = MeasuredRow {
             basis: basis.to_owned(),
             mean_kl,
             standard_error: mean.and_then(|mean| mean.standard_error),
             top1: agreed as f64 / kls.len() as f64,
             bits_per_weight: planned.sizes.bits_per_weight,
-        });
+        };
+        scored.put(ROW, &canonical_json(&row));
+        record.rows.push(row);
     }
     // The first of equals: the model's own basis before any other.
     let best = record.rows.iter().min_by(|a, b| a.mean_kl.total_cmp(&b.mean_kl));

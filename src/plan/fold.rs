@@ -213,6 +213,17 @@ impl FoldPlan {
         if self.gains { problems.collect() } else { Vec::new() }
     }
 
+    /// The changes of channels, by the recipe's keys.
+    pub fn channels(&self) -> Vec<&'static str> {
+        let all = [
+            ("key-balance", self.key_balance),
+            ("value-balance", self.value_balance),
+            ("value-order", self.value_order),
+            ("up-balance", self.up_balance),
+        ];
+        all.iter().filter(|(_, on)| *on).map(|(key, _)| *key).collect()
+    }
+
     /// What a person should know of the decisions.
     pub(super) fn notes(&self, recipe: &Recipe, model: &Model) -> Vec<Note> {
         let mut notes = Vec::new();

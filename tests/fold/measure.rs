@@ -157,3 +157,58 @@ fn the_text_is_locked_and_a_forged_table_is_found() {
     std::fs::write(&record, whole).unwrap();
     tqc!("verify", out, "--source", source, "--rebuild", "all").expect(0);
 }
+
+#[test]
+fn an_interrupted_measurement_goes_on_with_the_next_basis_and_the_build_searches_nothing_again() {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use tqc::fold::{KeepFolder, Watch, prepare};
+    let dir = temp();
+    std::fs::write(dir.path().join("text.jsonl"), TEXT).unwrap();
+    let path = recipe(dir.path(), &text("rotation = { kind = \"measure\", steps = 3 }"));
+    let recipe = Recipe::load(&path, &pipeline::names()).unwrap();
+    let folder = SourceFolder { dir: fixture("llama-tied"), hub: None };
+    let keep = KeepFolder(dir.path().join("kept"));
+    let run = |until: &str| {
+        let (stop, said) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+        let tell = |what: &str| {
+            stop.fetch_or(what.starts_with(until), Ordering::Relaxed);
+            said.lock().unwrap().push(what.to_owned());
+        };
+        let measured = measure(&recipe, &folder, limits(), Watch { stop: &stop, tell: &tell, keep: &keep });
+        (measured, said.into_inner().unwrap())
+    };
+    let says = |said: &[String], words: &str| said.iter().any(|what| what.contains(words));
+    let (ended, said) = run("measuring block-hadamard");
+    assert!(ended.is_err() && says(&said, "measuring hadamard+r2"), "{said:?}");
+    let (resumed, said) = run("never");
+    assert!(!says(&said, "measuring hadamard") && says(&said, "measuring block-hadamard"), "{said:?}");
+    assert!(says(&said, "r1: step"), "{said:?}");
+    let resumed = resumed.unwrap();
+    let whole = measure(&recipe, &folder, limits(), nobody()).unwrap();
+    assert_eq!(resumed, whole);
+
+    // What was found for a candidate is found for the build of the same plan.
+    let plan = plan(recipe.clone().with_basis("optrot"), folder.clone(), limits()).unwrap();
+    let said = Mutex::new(Vec::new());
+    let tell = |what: &str| said.lock().unwrap().push(what.to_owned());
+    let kept = tqc::fold::OfPlan::new(&keep, &plan, ());
+    prepare(&plan, Watch { stop: &NEVER, tell: &tell, keep: &kept }).unwrap();
+    let said = said.into_inner().unwrap();
+    assert!(!says(&said, ": step"), "{said:?}");
+}
+
+#[test]
+fn a_published_build_leaves_nothing_of_its_measurement() {
+    let dir = temp();
+    std::fs::write(dir.path().join("text.jsonl"), TEXT).unwrap();
+    let (out, _) =
+        built(dir.path(), &text("rotation = { kind = \"measure\", steps = 2 }"), &fixture("llama-tied"), &[]);
+    assert!(out.exists());
+    let mut left: Vec<_> = std::fs::read_dir(dir.path())
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
+    left.sort();
+    assert_eq!(left, ["artifact", "test.toml", "text.jsonl"]);
+}

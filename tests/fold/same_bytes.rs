@@ -106,7 +106,8 @@ fn an_interrupted_build_keeps_the_rotations_that_it_found() {
     let run = |target: &Path, words: &str, unfinished| {
         let stop = AtomicBool::new(false);
         let progress = Until { words, stop: &stop, steps: Default::default() };
-        let options = Options { target, unfinished, strict: false, stop: &stop, progress: &progress };
+        let options =
+            Options { target, unfinished, strict: false, stop: &stop, progress: &progress, found: &() };
         let ended = build(&plan, &options).map(|finished| finished.publish().unwrap().digest);
         (ended, progress.steps.into_inner())
     };

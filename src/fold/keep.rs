@@ -1,0 +1,87 @@
+//! Places for what took long to find.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::digest::{Digest, canonical_json};
+use crate::plan::Plan;
+
+/// A place for what took long to find, so that a build that was killed, or that follows a measurement, does not look for
+/// it again.
+pub trait Keep: Sync {
+    /// What was put under this name.
+    fn get(&self, name: &str) -> Option<Vec<u8>>;
+
+    /// Puts it there; that it could not be is no error.
+    fn put(&self, name: &str, bytes: &[u8]);
+}
+
+/// Keeps nothing.
+impl Keep for () {
+    fn get(&self, _name: &str) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn put(&self, _name: &str, _bytes: &[u8]) {}
+}
+
+/// A folder, a file a name; made when something is put there.
+#[derive(Debug, Clone)]
+pub struct KeepFolder(pub PathBuf);
+
+impl Keep for KeepFolder {
+    fn get(&self, name: &str) -> Option<Vec<u8>> {
+        std::fs::read(self.0.join(name)).ok()
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) {
+        // Beside, then over: a kill leaves it whole or not there.
+        let beside = self.0.join("new");
+        let _ = std::fs::create_dir_all(&self.0)
+            .and_then(|()| std::fs::write(&beside, bytes))
+            .and_then(|()| std::fs::rename(&beside, self.0.join(name)));
+    }
+}
+
+/// What belongs to one plan and to source files as they are now, among other plans' in the same place.
+pub struct OfPlan<'a> {
+    keep: &'a dyn Keep,
+    key: Digest,
+}
+
+impl<'a> OfPlan<'a> {
+    /// The plan's own part of `keep`; `more` is what else decides.
+    pub fn new(keep: &'a dyn Keep, plan: &Plan, more: impl Serialize) -> Self {
+        let files = plan.checkpoint.files().iter();
+        let files: Vec<_> = files.map(|file| (&file.name, file.len, file.changed_ns().to_string())).collect();
+        Self { keep, key: Digest::of(&canonical_json(&(plan.digest, files, more))) }
+    }
+
+    fn name(&self, name: &str) -> String {
+        format!("{}-{name}", self.key.short())
+    }
+}
+
+impl Keep for OfPlan<'_> {
+    fn get(&self, name: &str) -> Option<Vec<u8>> {
+        self.keep.get(&self.name(name))
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) {
+        self.keep.put(&self.name(name), bytes);
+    }
+}
+
+/// Two places: what the first does not have is asked of the second; only the first is added to.
+pub struct Both<'a>(pub &'a dyn Keep, pub &'a dyn Keep);
+
+impl Keep for Both<'_> {
+    fn get(&self, name: &str) -> Option<Vec<u8>> {
+        self.0.get(name).or_else(|| self.1.get(name))
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) {
+        self.0.put(name, bytes);
+    }
+}
