@@ -17,7 +17,7 @@ use crate::build::{
 };
 use crate::digest::Digest;
 use crate::failure::{Exit, Outcome};
-use crate::fold::{KeepFolder, Watch};
+use crate::fold::{Keep, KeepFolder, Watch};
 use crate::measure::measure;
 use crate::plan::{Limits, Note, NoteKind, Plan, SourceFolder, plan};
 use crate::recipe::{Lock, Recipe, RotationKind, differences_text};
@@ -104,7 +104,7 @@ impl BuildArgs {
             strict: self.strict,
             stop: &stop,
             progress: &bar,
-            found: &kept,
+            found: kept.as_ref().map_or(&(), |kept| kept as &dyn Keep),
         };
         let finished = build(&plan, &options)?;
         tell("warning", finished.built.notes.iter().filter(|note| !plan.notes.contains(note)));
@@ -125,7 +125,7 @@ impl BuildArgs {
             return Ok(Exit::No);
         }
         let built = finished.publish()?;
-        discard(&kept);
+        kept.iter().for_each(discard);
         self.report(&plan, &built)?;
         if self.write_lock {
             write_whole(&lock_path, &found.text())?;
@@ -190,13 +190,13 @@ fn decide(
     unfinished: Unfinished,
     stop: &AtomicBool,
     bar: &Bar,
-) -> Outcome<(Plan, KeepFolder)> {
+) -> Outcome<(Plan, Option<KeepFolder>)> {
     let first = plan(recipe.clone(), source.clone(), limits)?;
+    if recipe.transform.rotation.kind != RotationKind::Measure {
+        return Ok((first, None));
+    }
     let target = output.clone().unwrap_or_else(|| first.default_output());
     let found = KeepFolder(measuring_path(&target)?);
-    if recipe.transform.rotation.kind != RotationKind::Measure {
-        return Ok((first, found));
-    }
     // What the recipe or the target has wrong is said before hours are spent.
     check_target(&target, unfinished)?;
     if unfinished == Unfinished::Discard {
@@ -216,7 +216,7 @@ fn decide(
     print::say(&format!("measured: building with {}", measured.chosen));
     let mut plan = plan(recipe.with_basis(&measured.chosen), source, limits)?;
     plan.measured = Some(measured);
-    Ok((plan, found))
+    Ok((plan, Some(found)))
 }
 
 /// Takes what a measurement kept away.

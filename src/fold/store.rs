@@ -80,6 +80,19 @@ impl Planned {
         Weights::of(&plan.source.dir, config, &packing, Arc::new(store), &|_| false)
     }
 
+    /// Takes back the buffers that nobody reads any more.
+    fn reclaim(&self) {
+        let mut handed = self.handed.lock().expect(HELD);
+        let mut still = Vec::new();
+        for buffer in handed.drain(..) {
+            match Arc::try_unwrap(buffer) {
+                Ok(buffer) => self.spare.lock().expect(HELD).push(buffer),
+                Err(buffer) => still.push(buffer),
+            }
+        }
+        *handed = still;
+    }
+
     /// So many bytes of any content: the smallest spare buffer that holds them and is not much larger, or a new one.
     fn buffer(&self, len: usize) -> Vec<u8> {
         let mut spare = self.spare.lock().expect(HELD);
@@ -176,6 +189,7 @@ impl Store for Planned {
         let mut last = self.last.lock().expect(HELD);
         if !last.as_ref().is_some_and(|made| made.module == index && made.rows == rows) {
             *last = None;
+            self.reclaim();
             let planes = self
                 .make(module, index, rows.clone())
                 .map_err(|error| RuntimeError::Unmade { problem: error.to_string(), help: error.help() })?;
@@ -189,14 +203,6 @@ impl Store for Planned {
 
     fn release(&self, _entry: &TensorEntry) {
         *self.last.lock().expect(HELD) = None;
-        let mut handed = self.handed.lock().expect(HELD);
-        let mut still = Vec::new();
-        for buffer in handed.drain(..) {
-            match Arc::try_unwrap(buffer) {
-                Ok(buffer) => self.spare.lock().expect(HELD).push(buffer),
-                Err(buffer) => still.push(buffer),
-            }
-        }
-        *handed = still;
+        self.reclaim();
     }
 }

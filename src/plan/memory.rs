@@ -67,20 +67,20 @@ pub fn search_samples(n: usize) -> usize {
 ///
 /// One layer at a time is held in f32, the matrix that is being made twice, and logits of both models.
 fn fold_bytes(modules: &[Module], fold: &FoldPlan, transforms: &Transforms) -> u64 {
-    let mut layers: BTreeMap<&str, u64> = BTreeMap::new();
+    // Buffers are used again from layer to layer, and kinds of layers differ: by the part's name below its layer.
+    let mut parts: BTreeMap<&str, u64> = BTreeMap::new();
     let mut largest = 0;
     for module in modules.iter().filter(|module| module.output.role != Role::Vision) {
         let path = module.output.module.as_str();
-        let layer = path.split_once(".layers.").and_then(|(root, rest)| {
-            let number = rest.split('.').next()?;
-            Some(&path[..root.len() + ".layers.".len() + number.len()])
-        });
-        if let Some(layer) = layer {
-            *layers.entry(layer).or_default() += 4 * module.weights();
-            largest = largest.max(4 * module.weights());
+        let part = path.split_once(".layers.").and_then(|(_, rest)| rest.split_once('.'));
+        if let Some((_, part)) = part {
+            let bytes = 4 * module.weights();
+            let most = parts.entry(part).or_default();
+            *most = bytes.max(*most);
+            largest = largest.max(bytes);
         }
     }
-    let layer = layers.values().copied().max().unwrap_or(0);
+    let layer: u64 = parts.values().sum();
     let vocab = fold.decoder.vocab as u64;
     let measures = transforms.rotation.kind == RotationKind::Measure;
     let tokens = if measures { u64::from(transforms.tokens).max(PROBE_TOKENS) } else { PROBE_TOKENS };
