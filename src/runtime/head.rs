@@ -7,6 +7,25 @@ use super::{RuntimeError, Weights};
 use crate::backend::cpu::{Cpu, Input};
 use crate::backend::{LinearOp, Packed};
 
+/// Final-normed hidden states [rows, H] of a residual stream [rows, H], without the head, which may be far larger than
+/// a layer.
+///
+/// # Errors
+/// As [`Weights::vector`].
+pub fn final_hidden(weights: &Weights, cpu: &Cpu, residual: &[f32]) -> Result<Vec<f32>, RuntimeError> {
+    Ok(norm(cpu, &final_gain(weights)?, weights.decoder.eps, residual))
+}
+
+fn final_gain(weights: &Weights) -> Result<Vec<f32>, RuntimeError> {
+    weights.vector(&format!("{}.norm.weight", weights.decoder.root))
+}
+
+fn norm(cpu: &Cpu, gain: &[f32], eps: f32, residual: &[f32]) -> Vec<f32> {
+    let mut hidden = vec![0.0; residual.len()];
+    cpu.rms_norm(residual, gain, eps, &mut hidden);
+    hidden
+}
+
 /// The final norm and the head.
 #[derive(Debug)]
 pub struct Head {
@@ -22,7 +41,7 @@ impl Head {
     /// # Errors
     /// As [`Weights::vector`].
     pub fn open(weights: &Weights, cpu: &Arc<Cpu>) -> Result<Self, RuntimeError> {
-        let gain = weights.vector(&format!("{}.norm.weight", weights.decoder.root))?;
+        let gain = final_gain(weights)?;
         let op = cpu.prepare(&weights.head()?, false);
         Ok(Self { cpu: cpu.clone(), gain, eps: weights.decoder.eps, op })
     }
@@ -42,9 +61,7 @@ impl Head {
     /// # Panics
     /// If the stream does not hold whole rows, or after [`Head::of_matrix`].
     pub fn norm(&self, residual: &[f32]) -> Vec<f32> {
-        let mut hidden = vec![0.0; residual.len()];
-        self.cpu.rms_norm(residual, &self.gain, self.eps, &mut hidden);
-        hidden
+        norm(&self.cpu, &self.gain, self.eps, residual)
     }
 
     /// Logits [rows, V] of final-normed hidden states [rows, H]. They may hold NaN or infinity.

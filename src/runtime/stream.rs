@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use super::head::final_hidden;
 use super::layer::{Layer, Observer, Span};
 use super::state::LayerState;
 use super::weights::Weights;
@@ -136,7 +137,7 @@ impl<'a> Stream<'a> {
     /// # Errors
     /// As [`Weights::vector`].
     pub fn final_hidden(&self) -> Result<Vec<f32>, RuntimeError> {
-        Ok(Head::open(self.weights, &self.cpu)?.norm(&self.x))
+        final_hidden(self.weights, &self.cpu, &self.x)
     }
 
     /// Gives the logits of every row to `take`, some rows at a time: first row, values [rows, V].
