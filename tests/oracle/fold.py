@@ -7,7 +7,7 @@ For each fixture and model: `tqc build` folds gains, rotates and balances channe
 in MLX's layout and once in the source's own. mlx-lm runs the first and transformers (where torch is installed) the second,
 each beside the source, with float32 arithmetic. Logits may differ by 1e-3, times their size where that is above 1, and
 their mean KL by 1e-8 for the fixtures, whose tolerances are known, and by 1e-6 for trained models. The same model stored in
-bf16 is run too, and what that rounding costs is printed.
+bf16 is run too, and what that rounding costs is printed. No build may hold more memory than its plan says.
 
 Exit status 0 if every check passed. The last line is `N passed, N failed`.
 """
@@ -74,7 +74,10 @@ def build(tqc, source, work, change, layout, codec):
     recipe.write_text(
         f'name = "oracle"\n[default]\ncodec = "{codec}"\n[transform]\n{CHANGES[change]}[output]\nlayout = "{layout}"\n'
     )
-    run(tqc, "build", recipe, "--source", source, "-o", work / "artifact", "--json")
+    planned = json.loads(run(tqc, "plan", recipe, "--source", source, "--json"))["peak_memory_bytes"]
+    found = json.loads(run(tqc, "build", recipe, "--source", source, "-o", work / "artifact", "--json"))
+    if found["peak_anonymous_bytes"] > planned:
+        raise RuntimeError(f"{recipe}: {found['peak_anonymous_bytes']} bytes of memory, {planned} were planned")
     return work / "artifact"
 
 
