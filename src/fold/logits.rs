@@ -8,11 +8,6 @@ use crate::runtime::{RuntimeError, Weights};
 /// Bytes of logits, and of rows of the head, that are held at a time.
 const HELD: usize = 64 << 20;
 
-/// Rows of hidden states whose logits are worth holding together.
-pub fn rows_at_a_time(vocab: usize) -> usize {
-    (HELD / (4 * vocab)).max(1)
-}
-
 /// Logits [rows, V] of final-normed hidden states [rows, H], some rows of the head at a time.
 ///
 /// # Errors
@@ -33,4 +28,25 @@ pub fn logits(cpu: &Arc<Cpu>, weights: &Weights, hidden: &[f32]) -> Result<Vec<f
         }
     }
     Ok(all)
+}
+
+/// Gives the logits of each row of two models that share a vocabulary to `take`, some rows at a time.
+///
+/// `hidden` are final-normed hidden states [rows, H] of either.
+///
+/// # Errors
+/// As [`logits`].
+pub fn side_by_side(
+    cpu: &Arc<Cpu>,
+    models: [&Weights; 2],
+    hidden: [&[f32]; 2],
+    take: &mut dyn FnMut(&[f32], &[f32]),
+) -> Result<(), RuntimeError> {
+    let (width, vocab) = (models[0].decoder.hidden, models[0].decoder.vocab);
+    let rows = (HELD / (4 * vocab)).max(1) * width;
+    for (a, b) in hidden[0].chunks(rows).zip(hidden[1].chunks(rows)) {
+        let (a, b) = (logits(cpu, models[0], a)?, logits(cpu, models[1], b)?);
+        a.chunks(vocab).zip(b.chunks(vocab)).for_each(|(a, b)| take(a, b));
+    }
+    Ok(())
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use serde::Serialize;
 
-use super::logits::{logits, rows_at_a_time};
+use super::logits::side_by_side;
 use super::{FoldError, Planned, Prepared, Probe, ProbeText, Watch};
 use crate::artifact::provenance::ParityRecord;
 use crate::backend::Precision;
@@ -137,7 +137,6 @@ pub fn compare(plan: &Arc<Plan>, prepared: &Arc<Prepared>, watch: Watch<'_>) -> 
     (watch.tell)("comparing logits with the source");
     let (theirs, ours) = (theirs.final_hidden()?, ours.final_hidden()?);
     let inverse_size = inverse_size(&theirs, decoder.hidden);
-    let rows = rows_at_a_time(decoder.vocab) * decoder.hidden;
     let mut parity = Parity {
         tokens: probe.tokens(),
         text: probe.text,
@@ -151,22 +150,19 @@ pub fn compare(plan: &Arc<Plan>, prepared: &Arc<Prepared>, watch: Watch<'_>) -> 
         first_layer,
         inverse_size,
     };
-    for (theirs, ours) in theirs.chunks(rows).zip(ours.chunks(rows)) {
-        let (theirs, ours) = (logits(&cpu, &source, theirs)?, logits(&cpu, &folded, ours)?);
-        for (a, b) in theirs.chunks(decoder.vocab).zip(ours.chunks(decoder.vocab)) {
-            let apart = divergence(a, b, plan.isa);
-            let kl = apart.as_ref().map_or(f64::INFINITY, |apart| apart.kl);
-            parity.mean_kl += kl;
-            parity.max_kl = parity.max_kl.max(kl);
-            parity.flips += usize::from(apart.is_none_or(|apart| apart.a_top != apart.b_top));
-            for (a, b) in a.iter().zip(b) {
-                let (a, b) = (f64::from(*a), f64::from(*b));
-                let apart = (a - b).abs();
-                parity.max_logit = parity.max_logit.max(if apart.is_nan() { f64::INFINITY } else { apart });
-                parity.logit_size += a * a;
-            }
+    side_by_side(&cpu, [&source, &folded], [&theirs, &ours], &mut |a, b| {
+        let apart = divergence(a, b, plan.isa);
+        let kl = apart.as_ref().map_or(f64::INFINITY, |apart| apart.kl);
+        parity.mean_kl += kl;
+        parity.max_kl = parity.max_kl.max(kl);
+        parity.flips += usize::from(apart.is_none_or(|apart| apart.a_top != apart.b_top));
+        for (a, b) in a.iter().zip(b) {
+            let (a, b) = (f64::from(*a), f64::from(*b));
+            let apart = (a - b).abs();
+            parity.max_logit = parity.max_logit.max(if apart.is_nan() { f64::INFINITY } else { apart });
+            parity.logit_size += a * a;
         }
-    }
+    })?;
     let tokens = parity.tokens as f64;
     parity.mean_kl /= tokens;
     parity.logit_size = (parity.logit_size / (tokens * decoder.vocab as f64)).sqrt();

@@ -103,15 +103,17 @@ pub(super) fn find(
     let threads = Threads::new(plan.threads);
     let mut found = Rotations::default();
     if let Some(residual) = &fold.residual {
-        (watch.tell)("sampling weights for r1");
-        let samples = residual_samples(plan, prepared, residual.len, watch)?;
+        let samples = || {
+            (watch.tell)("sampling weights for r1");
+            residual_samples(plan, prepared, residual.len, watch)
+        };
         found.residual =
             Some(descend(plan, residual, 0, "r1", &samples, &threads, watch, &mut found.searches)?);
     }
     if let (Some(values), Some(residual)) = (&fold.values, found.residual.clone()) {
         for of in attentions(plan) {
             watch.check()?;
-            let samples = value_samples(plan, prepared, &of, values.len, &residual)?;
+            let samples = || value_samples(plan, prepared, &of, values.len, &residual);
             let name = format!("r2 {of}");
             let lane = lane(&of);
             let rotation =
@@ -128,7 +130,7 @@ fn descend(
     rotation: &RotationPlan,
     lane: u32,
     name: &str,
-    samples: &[f32],
+    samples: &dyn Fn() -> Result<Vec<f32>, FoldError>,
     threads: &Threads,
     watch: Watch<'_>,
     searches: &mut Vec<Search>,
@@ -138,6 +140,7 @@ fn descend(
         searches.push(search);
         return Ok(Arc::new(Rotation::Dense(Dense::new(matrix, n))));
     }
+    let samples = samples()?;
     let start = drawn(plan, rotation, lane).matrix(plan.isa);
     let options = Options { steps: plan.recipe.transform.rotation.steps as usize, ..Options::default() };
     let parallel = |count: usize, part: &(dyn Fn(usize) + Sync)| threads.run(count, part);
@@ -145,7 +148,7 @@ fn descend(
         (watch.tell)(&format!("{name}: step {step} of {}, objective {objective:.4}", options.steps));
         watch.check().is_ok()
     };
-    let optimised = optimise(samples, n, &start, &options, plan.isa, &parallel, &mut each);
+    let optimised = optimise(&samples, n, &start, &options, plan.isa, &parallel, &mut each);
     watch.check()?;
     let (first, last) = (optimised.trace.first(), optimised.trace.last());
     let search = Search {
@@ -214,22 +217,27 @@ fn residual_samples(
         let columns = module.work.row_elements;
         let matrix = values(plan, module, prepared.work(index))?;
         let share = (vectors(module) * most).div_ceil(all);
-        let mut of_module = Vec::new();
-        if residual_axis(module) == Some(Axis::Input) {
-            // `fc` has two runs of L in a row.
-            spread(vectors(module), share)
-                .for_each(|run| of_module.extend_from_slice(&matrix[run * n..][..n]));
-        } else {
-            for vector in spread(vectors(module), share) {
-                let (block, column) = (vector / columns, vector % columns);
-                let rows = block * n..(block + 1) * n;
-                of_module.extend(rows.map(|row| matrix[row * columns + column]));
-            }
-        }
-        unit(&mut of_module);
-        samples.extend(of_module);
+        let axis = residual_axis(module).expect("chosen for having one");
+        samples.extend(taken(&matrix, columns, axis, n, share));
     }
     Ok(samples)
+}
+
+/// At most `most` vectors of n values along an axis, evenly spread, [samples, n], with a mean square of 1. Each row may
+/// hold several runs of n, and each column too.
+fn taken(matrix: &[f32], columns: usize, axis: Axis, n: usize, most: usize) -> Vec<f32> {
+    let mut samples = Vec::new();
+    for vector in spread(matrix.len() / n, most) {
+        match axis {
+            Axis::Input => samples.extend_from_slice(&matrix[vector * n..][..n]),
+            Axis::Output => {
+                let (block, column) = (vector / columns, vector % columns);
+                samples.extend((block * n..(block + 1) * n).map(|row| matrix[row * columns + column]));
+            }
+        }
+    }
+    unit(&mut samples);
+    samples
 }
 
 /// At most `most` of the numbers below `count`, evenly spread.
@@ -271,19 +279,7 @@ fn value_samples(
         let stream = residual_axis(module).expect("values and outputs touch the stream");
         work.transforms.push(Arc::new(Rotate::new(stream, residual.clone())) as Arc<dyn Transform>);
         let (matrix, columns) = (values(plan, module, &work)?, module.work.row_elements);
-        let most = search_samples(n);
-        let mut of_module = Vec::new();
-        if axis == Axis::Input {
-            let runs = matrix.len() / n;
-            spread(runs, most).for_each(|run| of_module.extend_from_slice(&matrix[run * n..][..n]));
-        } else {
-            for vector in spread(matrix.len() / n, most) {
-                let (head, column) = (vector / columns, vector % columns);
-                of_module.extend((head * n..(head + 1) * n).map(|row| matrix[row * columns + column]));
-            }
-        }
-        unit(&mut of_module);
-        samples.extend(of_module);
+        samples.extend(taken(&matrix, columns, axis, n, search_samples(n)));
     }
     Ok(samples)
 }

@@ -14,7 +14,7 @@ use crate::backend::cpu::Cpu;
 use crate::digest::canonical_json;
 use crate::eval::documents::{Documents, Taking, parse, read, tokens_digest};
 use crate::failure::Outcome;
-use crate::fold::logits::{logits, rows_at_a_time};
+use crate::fold::logits::side_by_side;
 use crate::fold::{FoldError, Keep as _, OfPlan, Planned, Watch, prepare};
 use crate::numeric::divergence::divergence;
 use crate::plan::{Limits, SourceFolder, impossible, plan};
@@ -85,18 +85,13 @@ pub fn measure(
         let prepared = Arc::new(prepare(&planned, watch)?);
         let candidate = Planned::open(&planned, &prepared)?;
         let student = hidden(&candidate, basis)?;
-        let (vocab, width) = (weights.decoder.vocab, weights.decoder.hidden);
-        let mut kls = Vec::with_capacity(student.len() / width);
+        let mut kls = Vec::with_capacity(record.positions as usize);
         let mut agreed = 0;
-        let rows = rows_at_a_time(vocab) * width;
-        for (teacher, student) in teacher.chunks(rows).zip(student.chunks(rows)) {
-            let (teacher, student) = (logits(&cpu, &weights, teacher)?, logits(&cpu, &candidate, student)?);
-            for (teacher, student) in teacher.chunks(vocab).zip(student.chunks(vocab)) {
-                let apart = divergence(teacher, student, limits.isa);
-                agreed += u64::from(apart.as_ref().is_some_and(|apart| apart.a_top == apart.b_top));
-                kls.push(apart.map_or(f64::INFINITY, |apart| apart.kl));
-            }
-        }
+        side_by_side(&cpu, [&weights, &candidate], [&teacher, &student], &mut |teacher, student| {
+            let apart = divergence(teacher, student, limits.isa);
+            agreed += u64::from(apart.as_ref().is_some_and(|apart| apart.a_top == apart.b_top));
+            kls.push(apart.map_or(f64::INFINITY, |apart| apart.kl));
+        })?;
         let mut rest = kls.as_slice();
         let clusters = tokens.iter().map(|tokens| {
             let of_sequence = rest.split_off(..tokens.len()).expect("a score for each token");

@@ -140,7 +140,6 @@ pub struct FoldPlan {
     value_balance: bool,
     value_order: bool,
     up_balance: bool,
-    query_norms: bool,
 }
 
 /// Why value heads of these models are not rotated.
@@ -172,7 +171,6 @@ impl FoldPlan {
         if untied {
             model.untie();
         }
-        let query_norms = decoder.attention.qk_norm;
         let neutral = if model.zero_centred && model.target == Layout::HuggingFace { 0.0 } else { 1.0 };
         let plan = Self {
             gains,
@@ -186,7 +184,6 @@ impl FoldPlan {
             value_balance: wanted.value_balance,
             value_order: wanted.value_order,
             up_balance: wanted.up_balance,
-            query_norms,
         };
         Problems::none_or(problems, Some(plan))
     }
@@ -305,7 +302,7 @@ impl FoldPlan {
         if self.values.is_some() && attended {
             step(axis, What::R2 { of: of.clone() });
         }
-        let keys = match self.query_norms {
+        let keys = match self.decoder.attention.qk_norm {
             true => matches!(part, Part::QueryGain | Part::KeyGain),
             false => matches!(part, Part::Query | Part::Key),
         };
@@ -401,6 +398,9 @@ fn block(recipe: &Recipe, hidden: usize) -> usize {
     stated.or(group).unwrap_or_else(|| 1 << hidden.trailing_zeros().min(7))
 }
 
+/// What to do about a width that no Hadamard matrix has.
+const ANY_WIDTH: &str = "write `kind = \"random-orthogonal\"`, which any width has";
+
 /// A rotation of this kind and width, or a refusal.
 fn rotation(
     kind: RotationKind,
@@ -410,15 +410,13 @@ fn rotation(
 ) -> Option<RotationPlan> {
     let of = |kind: RotationKind, block, size| Some(RotationPlan { kind: kind.name(), len, block, size });
     let blocks = largest_block(len);
+    let no_blocks = |refuse: &mut dyn FnMut(String, String)| {
+        refuse(format!("a width of {len} has no blocks with a Hadamard matrix"), ANY_WIDTH.to_owned());
+        None
+    };
     match kind {
         RotationKind::RandomOrthogonal => of(kind, len, None),
-        RotationKind::BlockHadamard if block < 2 => {
-            refuse(
-                format!("a width of {len} has no blocks with a Hadamard matrix"),
-                "write `kind = \"random-orthogonal\"`, which any width has".to_owned(),
-            );
-            None
-        }
+        RotationKind::BlockHadamard if block < 2 => no_blocks(refuse),
         RotationKind::BlockHadamard => match Size::of(block) {
             Some(size) if len.is_multiple_of(block) => of(kind, block, Some(size)),
             Some(_) => {
@@ -439,7 +437,7 @@ fn rotation(
                 None if kind == RotationKind::Hadamard => {
                     let message = format!("no Hadamard matrix of order {len} is known");
                     let help = match blocks {
-                        0 | 1 => "write `kind = \"random-orthogonal\"`, which any width has".to_owned(),
+                        0 | 1 => ANY_WIDTH.to_owned(),
                         _ => format!(
                             "blocks of {blocks} are the largest that divide it: write `rotation = {{ kind = \
                              \"block-hadamard\", block = {blocks} }}`, or `kind = \"auto\"`"
@@ -448,13 +446,7 @@ fn rotation(
                     refuse(message, help);
                     None
                 }
-                None if blocks < 2 => {
-                    refuse(
-                        format!("a width of {len} has no blocks with a Hadamard matrix"),
-                        "write `kind = \"random-orthogonal\"`, which any width has".to_owned(),
-                    );
-                    None
-                }
+                None if blocks < 2 => no_blocks(refuse),
                 None => {
                     let kind = if kind == RotationKind::OptRot { kind } else { RotationKind::BlockHadamard };
                     of(kind, blocks, Size::of(blocks))

@@ -146,7 +146,7 @@ impl<'a> Stream<'a> {
     /// As [`Weights::vector`]; weights that make NaN or infinity.
     pub fn logits(&self, rows: usize, take: &mut dyn FnMut(usize, &[f32])) -> Result<(), RuntimeError> {
         let head = Head::open(self.weights, &self.cpu)?;
-        let hidden = self.final_hidden()?;
+        let hidden = head.norm(&self.x);
         for (i, part) in hidden.chunks(rows * self.weights.decoder.hidden).enumerate() {
             let logits = head.logits(part);
             check_finite(self.weights, &logits, i * rows)?;

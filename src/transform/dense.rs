@@ -13,6 +13,7 @@
 use std::fmt;
 
 use super::hadamard::SignWords;
+use super::runs;
 use crate::isa::Isa;
 use crate::numeric::dot::products;
 use crate::numeric::lanes::{Kernel, Lanes, dispatch};
@@ -99,15 +100,7 @@ impl Dense {
 
     fn rows(&self, by: &[f32], values: &mut [f32], row_elements: usize, isa: Isa, scratch: &mut Vec<f32>) {
         let n = self.n;
-        assert!(
-            row_elements.is_multiple_of(n) && (row_elements > 0 || values.is_empty()),
-            "rows of {row_elements} values are not runs of {n}"
-        );
-        assert!(
-            row_elements == 0 || values.len().is_multiple_of(row_elements),
-            "{} values are not rows of {row_elements}",
-            values.len()
-        );
+        runs::assert_in_rows(values, row_elements, n);
         dispatch(isa, Rows { n, by, values, scratch });
     }
 
@@ -115,13 +108,8 @@ impl Dense {
         if values.is_empty() {
             return;
         }
-        assert!(
-            row_elements > 0 && values.len().is_multiple_of(row_elements),
-            "{} values are not rows of {row_elements}",
-            values.len()
-        );
-        let (rows, n) = (values.len() / row_elements, self.n);
-        assert!(rows.is_multiple_of(n), "{rows} rows are not runs of {n}");
+        let n = self.n;
+        runs::assert_of_rows(values, row_elements, n);
         dispatch(isa, Columns { n, by, values, row_elements, scratch });
     }
 }

@@ -18,6 +18,7 @@ pub mod optrot;
 mod reorder;
 mod rotate;
 mod row_select;
+mod runs;
 mod scale;
 
 use std::fmt;

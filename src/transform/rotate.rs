@@ -53,6 +53,28 @@ impl Rotation {
             Rotation::Dense(rotation) => rotation.unrotate_rows(values, row_elements, isa, scratch),
         }
     }
+
+    /// c becomes Rᵀ c for every column of every L rows.
+    pub fn rotate_columns(&self, values: &mut [f32], row_elements: usize, isa: Isa, scratch: &mut Vec<f32>) {
+        match self {
+            Rotation::Hadamard(rotation) => rotation.rotate_columns(values, row_elements, isa, scratch),
+            Rotation::Dense(rotation) => rotation.rotate_columns(values, row_elements, isa, scratch),
+        }
+    }
+
+    /// c becomes R c for every column of every L rows.
+    pub fn unrotate_columns(
+        &self,
+        values: &mut [f32],
+        row_elements: usize,
+        isa: Isa,
+        scratch: &mut Vec<f32>,
+    ) {
+        match self {
+            Rotation::Hadamard(rotation) => rotation.unrotate_columns(values, row_elements, isa, scratch),
+            Rotation::Dense(rotation) => rotation.unrotate_columns(values, row_elements, isa, scratch),
+        }
+    }
 }
 
 /// W' = W R along the input axis, in every run of L columns; W' = Rᵀ W along the output axis, in every run of L rows.
@@ -83,27 +105,17 @@ impl Transform for Rotate {
 
     fn apply(&self, panel: Panel<'_>, isa: Isa, scratch: &mut Vec<f32>) {
         let Panel { values, row_elements, .. } = panel;
-        match (self.axis, &*self.rotation) {
-            (Axis::Input, rotation) => rotation.rotate_rows(values, row_elements, isa, scratch),
-            (Axis::Output, Rotation::Hadamard(rotation)) => {
-                rotation.rotate_columns(values, row_elements, isa, scratch);
-            }
-            (Axis::Output, Rotation::Dense(rotation)) => {
-                rotation.rotate_columns(values, row_elements, isa, scratch);
-            }
+        match self.axis {
+            Axis::Input => self.rotation.rotate_rows(values, row_elements, isa, scratch),
+            Axis::Output => self.rotation.rotate_columns(values, row_elements, isa, scratch),
         }
     }
 
     fn invert(&self, panel: Panel<'_>, isa: Isa, scratch: &mut Vec<f32>) {
         let Panel { values, row_elements, .. } = panel;
-        match (self.axis, &*self.rotation) {
-            (Axis::Input, rotation) => rotation.unrotate_rows(values, row_elements, isa, scratch),
-            (Axis::Output, Rotation::Hadamard(rotation)) => {
-                rotation.unrotate_columns(values, row_elements, isa, scratch);
-            }
-            (Axis::Output, Rotation::Dense(rotation)) => {
-                rotation.unrotate_columns(values, row_elements, isa, scratch);
-            }
+        match self.axis {
+            Axis::Input => self.rotation.unrotate_rows(values, row_elements, isa, scratch),
+            Axis::Output => self.rotation.unrotate_columns(values, row_elements, isa, scratch),
         }
     }
 }

@@ -28,6 +28,7 @@ pub use cores::core;
 pub use signs::{SignWords, signs};
 pub use size::{Size, largest_block};
 
+use super::runs;
 use crate::isa::Isa;
 use crate::numeric::lanes::dispatch;
 
@@ -128,16 +129,7 @@ impl SignedHadamard {
         scratch: &mut Vec<f32>,
         direction: Direction,
     ) {
-        let n = self.len();
-        assert!(
-            row_elements.is_multiple_of(n) && (row_elements > 0 || values.is_empty()),
-            "rows of {row_elements} values are not runs of {n}"
-        );
-        assert!(
-            row_elements == 0 || values.len().is_multiple_of(row_elements),
-            "{} values are not rows of {row_elements}",
-            values.len()
-        );
+        runs::assert_in_rows(values, row_elements, self.len());
         dispatch(isa, RotateRows { job: self.job(direction), values, scratch });
     }
 
@@ -152,13 +144,7 @@ impl SignedHadamard {
         if values.is_empty() {
             return;
         }
-        assert!(
-            row_elements > 0 && values.len().is_multiple_of(row_elements),
-            "{} values are not rows of {row_elements}",
-            values.len()
-        );
-        let (rows, n) = (values.len() / row_elements, self.len());
-        assert!(rows.is_multiple_of(n), "{rows} rows are not runs of {n}");
+        runs::assert_of_rows(values, row_elements, self.len());
         dispatch(isa, RotateColumns { job: self.job(direction), values, row_elements, scratch });
     }
 
