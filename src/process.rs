@@ -19,11 +19,6 @@ pub struct PeakMemory {
 }
 
 impl PeakMemory {
-    /// The larger of both.
-    pub fn most(self, other: Self) -> Self {
-        Self { resident: self.resident.max(other.resident), anonymous: self.anonymous.max(other.anonymous) }
-    }
-
     /// Takes a sample.
     pub fn sample(&mut self) {
         let now = status();
@@ -42,6 +37,7 @@ pub fn watching<T>(work: impl FnOnce() -> T) -> (T, PeakMemory) {
                 peak.sample();
                 std::thread::park_timeout(SAMPLE_EVERY);
             }
+            peak.sample();
             peak
         });
         let raise = Raise { ended: &ended, sleeper: watcher.thread() };

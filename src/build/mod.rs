@@ -239,16 +239,15 @@ pub fn build(plan: &Plan, options: &Options<'_>) -> Outcome<Finished> {
     let unmade = first_unmade(options.target);
     let result = Staging::take(options.target, &key, options.unfinished);
     let (staging, finished) = result.inspect_err(|_| unmade.remove_if_empty())?;
-    let result = check_space(plan, &staging)
-        .map_err(Ending::from)
-        .and_then(|()| make_fold(plan, options, &staging))
-        .and_then(|(folded, peak)| {
-            let results =
-                run::run(plan, &folded.prepared, &staging, finished, options.stop, options.progress);
-            let mut results = results?;
-            results.peak = results.peak.most(peak);
-            finish(plan, options, &staging, &folded, results, start)
-        });
+    let made = || -> Result<(Folded, Results), Ending> {
+        check_space(plan, &staging)?;
+        let folded = make_fold(plan, options, &staging)?;
+        let results = run::run(plan, &folded.prepared, &staging, finished, options.stop, options.progress)?;
+        Ok((folded, results))
+    };
+    let (made, peak) = watching(made);
+    let result =
+        made.and_then(|(folded, results)| finish(plan, options, &staging, &folded, results, peak, start));
     options.progress.end();
     match result {
         Ok(built) => Ok(Finished { built, staging, unmade }),
@@ -262,12 +261,11 @@ pub fn build(plan: &Plan, options: &Options<'_>) -> Outcome<Finished> {
 }
 
 /// The plan's changes of basis; nothing of the artifact is written before the model is known to compute the same.
-fn make_fold(plan: &Plan, options: &Options<'_>, staging: &Staging) -> Result<(Folded, PeakMemory), Ending> {
+fn make_fold(plan: &Plan, options: &Options<'_>, staging: &Staging) -> Result<Folded, Ending> {
     let tell = |what: &str| options.progress.phase(what);
     let found = OfPlan::new(options.found, plan, ());
     let watch = Watch { stop: options.stop, tell: &tell, keep: &Both(staging, &found) };
-    let (folded, peak) = watching(|| fold(plan, watch));
-    folded.map(|folded| (folded, peak)).map_err(|failure| Ending { failure, keep: true })
+    fold(plan, watch).map_err(|failure| Ending { failure, keep: true })
 }
 
 /// A failure, and whether the staging folder stays for a resume.
@@ -330,6 +328,7 @@ fn finish(
     staging: &Staging,
     folded: &Folded,
     results: Results,
+    peak: PeakMemory,
     start: Instant,
 ) -> Result<Built, Ending> {
     options.progress.phase("writing");
@@ -371,7 +370,7 @@ fn finish(
         notes,
         resumed_modules: results.resumed_modules,
         elapsed_s: start.elapsed().as_secs_f64(),
-        peak: results.peak,
+        peak,
         source_sha256: pinned_source(plan, &provenance),
         tokenizer_sha256: provenance.tokenizer_sha256,
     };

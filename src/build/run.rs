@@ -21,7 +21,7 @@ use crate::digest::{Digest, Hasher};
 use crate::encode::{self, Encoded, encode_panel, release_panel};
 use crate::fold::Prepared;
 use crate::plan::{Module, Plan};
-use crate::process::{PeakMemory, Raise};
+use crate::process::Raise;
 use crate::quant::{Repairs, RowLoss};
 
 /// Bytes of a source that one digest job reads: what may be resident of it at a time, per thread.
@@ -46,8 +46,6 @@ pub struct Results {
     pub output_files: Vec<Digest>,
     /// Modules that an earlier build had finished.
     pub resumed_modules: usize,
-    /// Memory while the jobs ran.
-    pub peak: PeakMemory,
 }
 
 #[derive(Debug)]
@@ -140,21 +138,18 @@ pub fn run(
     let resumed_modules = run.sealed.iter().filter(|sealed| sealed.lock().expect(LOCKED).is_some()).count();
     run.announce();
     let schedule = run.schedule();
-    let mut peak = PeakMemory::default();
     let ended = AtomicBool::new(false);
     let result = std::thread::scope(|scope| {
         let flusher = scope.spawn(|| run.flush_until(&ended));
         let raise = Raise { ended: &ended, sleeper: flusher.thread() };
         let result = schedule.run(plan.threads, stop, |thread, job| run.job(thread, job));
         drop(raise);
-        peak = flusher.join().expect("the flusher does not panic");
         result
     });
-    peak.sample();
     match result {
         Ok(()) => match run.outputs.iter().find(|(path, file)| !is_same_file(file, path)) {
             Some((path, _)) => Err(BuildError::Taken { path: path.clone() }),
-            None => Ok(run.results(resumed_modules, peak)),
+            None => Ok(run.results(resumed_modules)),
         },
         Err(Ended::Failed(error)) => Err(error),
         Err(Ended::Stopped) => {
@@ -424,21 +419,18 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Starts writing dirty pages out early, and samples memory meanwhile.
-    fn flush_until(&self, ended: &AtomicBool) -> PeakMemory {
-        let mut peak = PeakMemory::default();
+    /// Starts writing dirty pages out early.
+    fn flush_until(&self, ended: &AtomicBool) {
         while !ended.load(Ordering::Acquire) {
             std::thread::park_timeout(FLUSH_EVERY);
-            peak.sample();
             for (_, file) in &self.outputs {
                 // Publication syncs again and reports what fails.
                 let _ = file.sync_data();
             }
         }
-        peak
     }
 
-    fn results(self, resumed_modules: usize, peak: PeakMemory) -> Results {
+    fn results(self, resumed_modules: usize) -> Results {
         let digests = |chains: Vec<Mutex<Chain>>| {
             let done = chains.into_iter().map(|chain| chain.into_inner().expect(LOCKED).done);
             done.map(|digest| digest.expect("every chain has a last job")).collect()
@@ -450,7 +442,6 @@ impl Run<'_> {
             output_files: digests(self.output_files),
             modules: sealed.map(|sealed| sealed.expect("every module has a seal")).collect(),
             resumed_modules,
-            peak,
         }
     }
 }

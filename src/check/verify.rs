@@ -19,7 +19,6 @@ use crate::encode::{EncodeError, Scratch, encode_panel, release_panel};
 use crate::failure::{Exit, Failure, Outcome};
 use crate::fold::{Folded, Watch, fold};
 use crate::plan::{HubId, Limits, Module, Plan, SourceFolder, plan};
-use crate::process::PeakMemory;
 use crate::quant::{Repairs, RowLoss};
 use crate::recipe::{Recipe, RecipeFile, RotationKind, digest_of_texts};
 use crate::stage::pipeline;
@@ -493,14 +492,7 @@ fn check_whole_record(
     let weights = plan.files.iter().map(|file| file.name.clone()).zip(output_files.iter().copied());
     let listed = weights.chain(side).chain(copied).collect();
     let notes = all_notes(plan, folded, &modules);
-    let results = Results {
-        source_files,
-        source_tensors,
-        modules,
-        output_files,
-        resumed_modules: 0,
-        peak: PeakMemory::default(),
-    };
+    let results = Results { source_files, source_tensors, modules, output_files, resumed_modules: 0 };
     let made = json(&provenance(plan, folded, &results, &notes, listed));
     let mut differences = Vec::new();
     keys(PROVENANCE, "", Some(&json(record)), Some(&made), &mut differences);

@@ -59,7 +59,8 @@ pub fn measure(
         }
         Ok(stream.final_hidden()?)
     };
-    let teacher = hidden(&weights, "the source")?;
+    // Not needed where every row was kept.
+    let mut teacher = None;
     let mut record = MeasuredRecord {
         text,
         tokens_sha256: tokens_digest(&sequences),
@@ -81,13 +82,17 @@ pub fn measure(
             record.rows.push(row);
             continue;
         }
+        if teacher.is_none() {
+            teacher = Some(hidden(&weights, "the source")?);
+        }
+        let teacher = teacher.as_deref().expect("made above");
         let watch = Watch { keep: &OfPlan::new(watch.keep, &planned, ()), ..watch };
         let prepared = Arc::new(prepare(&planned, watch)?);
         let candidate = Planned::open(&planned, &prepared)?;
         let student = hidden(&candidate, basis)?;
         let mut kls = Vec::with_capacity(record.positions as usize);
         let mut agreed = 0;
-        side_by_side(&cpu, [&weights, &candidate], [&teacher, &student], &mut |teacher, student| {
+        side_by_side(&cpu, [&weights, &candidate], [teacher, &student], &mut |teacher, student| {
             let apart = divergence(teacher, student, limits.isa);
             agreed += u64::from(apart.as_ref().is_some_and(|apart| apart.a_top == apart.b_top));
             kls.push(apart.map_or(f64::INFINITY, |apart| apart.kl));

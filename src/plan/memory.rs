@@ -11,6 +11,7 @@ use crate::checkpoint::Checkpoint;
 use crate::codec::Plane;
 use crate::quant::{Grain, RowLoss};
 use crate::recipe::{RotationKind, Transforms};
+use crate::stage::pipeline::Pipeline;
 use crate::units::Bytes;
 
 /// The process itself: code, headers, plan, provenance.
@@ -27,11 +28,12 @@ const LEAST_DEFAULT: Bytes = Bytes::mib(64);
 pub(super) fn fit(
     checkpoint: &Checkpoint,
     modules: &[Module],
+    pipeline: &Pipeline,
     fold: Option<(&FoldPlan, &Transforms)>,
     limits: Limits,
     notes: &mut Vec<Note>,
 ) -> Result<(usize, Bytes), PlanError> {
-    let worker = modules.iter().map(worker_bytes).max().unwrap_or(0).max(1);
+    let worker = modules.iter().map(|module| worker_bytes(module, pipeline)).max().unwrap_or(0).max(1);
     let largest = checkpoint.tensors().iter().map(|entry| entry.bytes()).max().unwrap_or(0);
     let wanted = limits.threads.max(1);
     let fold = fold.map_or(0, |(fold, transforms)| fold_bytes(modules, fold, transforms));
@@ -58,7 +60,7 @@ pub(super) fn fit(
 ///
 /// A rotation has n² / 2 degrees of freedom, and few vectors are flattened without doing the others any good: of a model
 /// of width 512, 4 n of 107 n vectors fell to 0.52 of a Gaussian's fourth power and the rest from 0.996 to 0.987, where
-/// all of them together fell to 0.83. So as many as a gigabyte of work allows.
+/// all of them together fell to 0.83. So as many as half a gigabyte holds.
 pub fn search_samples(n: usize) -> usize {
     (128 * n).min((512 << 20) / (4 * n)).max(1)
 }
@@ -99,7 +101,7 @@ fn fold_bytes(modules: &[Module], fold: &FoldPlan, transforms: &Transforms) -> u
 }
 
 /// What one thread holds while it works on this module's largest panel.
-fn worker_bytes(module: &Module) -> u64 {
+fn worker_bytes(module: &Module, pipeline: &Pipeline) -> u64 {
     let rows = module.panels.iter().map(|panel| panel.end - panel.start).max().unwrap_or(0);
     let row = module.work.row_elements as u64;
     let planes: u64 = module.planes.iter().map(Plane::row_bytes).sum();
@@ -108,7 +110,7 @@ fn worker_bytes(module: &Module) -> u64 {
         // Copied from the map to the file; only the finite check widens a strip.
         return losses + 4 * (STRIP_ELEMENTS as u64).min(rows * row);
     }
-    let at_once = match module.work.grain() {
+    let at_once = match pipeline.grain(&module.work) {
         Grain::Rows => row,
         Grain::Blocks(rows) => rows * row,
         Grain::Matrix => module.weights(),

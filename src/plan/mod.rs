@@ -294,6 +294,7 @@ fn plan_with(recipe: Recipe, source: SourceFolder, limits: Limits, rounding: Rou
     let (threads, peak_memory) = memory::fit(
         &checkpoint,
         &modules,
+        &pipeline,
         fold.as_ref().map(|fold| (fold, &recipe.transform)),
         limits,
         &mut notes,

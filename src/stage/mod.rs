@@ -145,12 +145,6 @@ impl ModuleWork {
         planes.expect("the allocator checked the group")
     }
 
-    /// How much of the matrix its transforms and its quantizer must see at once.
-    pub fn grain(&self) -> Grain {
-        let own = self.transforms.iter().map(|transform| transform.grain());
-        own.chain(self.folded).chain([self.quantizer().grain()]).max().unwrap_or(Grain::Rows)
-    }
-
     /// The quantizer named by `encoder`.
     pub fn quantizer(&self) -> &'static dyn Quantizer {
         crate::quant::quantizer(self.encoder).expect("plans name only registered encoders")
