@@ -5,6 +5,7 @@
 //! threads. Each strip of a mebiweight is timed alone and a thread's rate is that of its median strip, so that
 //! time in which other processes hold the processor does not count.
 
+pub mod factor;
 pub mod linear;
 pub mod memory;
 pub mod model;

@@ -1,7 +1,8 @@
 //! A toolkit and compiler for quantized language models.
 //!
 //! Modules are listed bottom to top: a module uses only those listed before it
-//! (`tests/contracts/layers.rs` enforces this). `stats`, `codec`, `quant`, `transform` and `alloc` are pure:
+//! (`tests/contracts/layers.rs` enforces this). `linalg`, `stats`, `codec`, `quant`, `transform` and `alloc` are
+//! pure:
 //! no files, no devices, no clock.
 
 pub mod failure;
@@ -10,6 +11,7 @@ pub mod digest;
 pub mod tensor;
 pub mod isa;
 pub mod numeric;
+pub mod linalg;
 pub mod sample;
 pub mod stats;
 pub mod codec;

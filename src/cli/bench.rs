@@ -9,6 +9,7 @@ use super::model::folder;
 use super::{CliError, Common, Machine, print};
 use crate::backend::Precision;
 use crate::backend::cpu::Cpu;
+use crate::bench::factor::{FactorBench, FactorReport, factor};
 use crate::bench::linear::{LinearBench, LinearReport, linear};
 use crate::bench::model::{self, ModelBench, ModelReport};
 use crate::bench::rotate::{RotateBench, rotate};
@@ -33,6 +34,7 @@ enum Bench {
     Prefill(PrefillArgs),
     Stream(StreamArgs),
     Rotate(RotateArgs),
+    Factor(FactorArgs),
 }
 
 /// Weights encoded per second, for every codec and encoder, beside a copy of the same bytes.
@@ -158,6 +160,7 @@ impl BenchArgs {
             Bench::Prefill(args) => args.model.run(args.tokens, &model::prefill),
             Bench::Stream(args) => args.run(),
             Bench::Rotate(args) => args.run(),
+            Bench::Factor(args) => args.run(),
         }
     }
 }
@@ -321,6 +324,59 @@ impl RotateArgs {
         print::text(&format!("1 thread, {} kernels\n\n{}", report.isa, table.render()))?;
         Ok(Exit::Done)
     }
+}
+
+/// Operations per second of a symmetric matrix's factorization and of the sums it comes from, beside products.
+#[derive(Debug, Args)]
+struct FactorArgs {
+    /// Order of the matrix.
+    #[arg(long, value_name = "N", default_value_t = 5120, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
+    n: u32,
+    /// Runs of each measurement; the median counts.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=100))]
+    runs: u8,
+    /// Threads [default: all the machine has].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Instruction set of the kernels: scalar, avx2, avx512 or neon [default: the best here].
+    #[arg(long, value_name = "NAME")]
+    isa: Option<Isa>,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl FactorArgs {
+    fn run(self) -> Outcome<Exit> {
+        let limits = Machine { memory: None, threads: self.threads, isa: self.isa }.limits();
+        let report = factor(&FactorBench {
+            n: self.n as usize,
+            threads: limits.threads,
+            isa: limits.isa,
+            runs: self.runs.into(),
+        })?;
+        print::result(self.common.json, &report, factor_text)?;
+        Ok(Exit::Done)
+    }
+}
+
+fn factor_text(report: &FactorReport) -> String {
+    let mut table = print::Table::new(&[("work", false), ("GFLOP/s", true)]);
+    for (work, rate) in [
+        ("products of f32", report.products_gflop_per_s),
+        ("sums of products", report.sums_gflop_per_s),
+        ("factorization", report.factor_gflop_per_s),
+    ] {
+        table.row([work.to_owned(), format!("{rate:.1}")]);
+    }
+    format!(
+        "order {}, {} threads, {} kernels; a factorization takes {:.3} s, {:.0} % of the products' rate\n\n{}",
+        report.n,
+        report.threads,
+        report.isa,
+        report.factor_s,
+        100.0 * report.of_products,
+        table.render()
+    )
 }
 
 impl EncodeArgs {

@@ -7,7 +7,8 @@
 //! is not a multiple of sixteen is filled up with zeros. The order depends on the length alone, so a result does
 //! not depend on the instruction set, on the tile it was computed in, or on how many rows x or w have.
 
-use crate::numeric::lanes::{Kernel, LANES, Lanes};
+use crate::isa::Isa;
+use crate::numeric::lanes::{Kernel, LANES, Lanes, dispatch};
 
 /// Products between two roundings of the panel's sum.
 ///
@@ -208,6 +209,61 @@ unsafe fn tile<V: Lanes, const T: usize, const N: usize>(
             let out = unsafe { &mut *out.add(t * stride + n) };
             let total = totals[t * N + n];
             *out = if add { *out + total } else { total };
+        }
+    }
+}
+
+/// Rows of a matrix: row r starts at `r · stride`.
+#[derive(Debug, Clone, Copy)]
+pub struct Strided<'a> {
+    /// The values from the first row's start on.
+    pub values: &'a [f32],
+    /// From one row's start to the next.
+    pub stride: usize,
+    /// How many.
+    pub rows: usize,
+}
+
+/// out[t · stride + n] = Σ_p dot(x[t], w[n] over part p of k)                x: [T, K]  w: [N, K]
+///
+/// A part is 2048 columns: so many of some rows stay in the second-level cache. The parts' sums are added in
+/// order, so up to 2048 columns this is [`products`].
+///
+/// # Panics
+/// If x, w or out is too short, or this processor has no `isa`.
+pub fn multiply(x: Strided<'_>, w: Strided<'_>, k: usize, out: &mut [f32], stride: usize, isa: Isa) {
+    dispatch(isa, Multiply { x, w, k, out, stride });
+}
+
+struct Multiply<'a> {
+    x: Strided<'a>,
+    w: Strided<'a>,
+    k: usize,
+    out: &'a mut [f32],
+    stride: usize,
+}
+
+impl Kernel for Multiply<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Lanes>(self) {
+        const DEEP: usize = 2048;
+        let Self { x, w, k, out, stride } = self;
+        products::<V>(x.values, x.stride, x.rows, w.values, w.stride, w.rows, k.min(DEEP), out, stride);
+        if k <= DEEP {
+            return;
+        }
+        let mut sums = vec![0.0; x.rows * w.rows];
+        for start in (DEEP..k).step_by(DEEP) {
+            let (from_x, from_w) = (&x.values[start..], &w.values[start..]);
+            let len = DEEP.min(k - start);
+            products::<V>(from_x, x.stride, x.rows, from_w, w.stride, w.rows, len, &mut sums, w.rows);
+            for (out, sums) in out.chunks_mut(stride).zip(sums.chunks_exact(w.rows)) {
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    *out += sum;
+                }
+            }
         }
     }
 }

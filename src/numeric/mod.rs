@@ -16,11 +16,13 @@ pub mod divergence;
 pub mod dot;
 pub mod lanes;
 pub mod math;
+mod parallel;
 
 use crate::isa::Isa;
 use crate::tensor::Float;
 
 use lanes::{Kernel, Lanes, dispatch};
+pub use parallel::{Parallel, in_chunks, serial};
 
 /// Bits of an f32 infinity; the bits of greater magnitudes are NaN.
 const INFINITY: u32 = 0x7f80_0000;

@@ -8,7 +8,8 @@
 
 use super::{RowLoss, Rows};
 use crate::codec::{self, CodecSpec};
-use crate::numeric::lanes::{LANES, Lanes};
+use crate::isa::Isa;
+use crate::numeric::lanes::{Kernel, LANES, Lanes, dispatch};
 
 /// The sums of one run, one per lane.
 #[derive(Clone, Copy)]
@@ -95,6 +96,31 @@ fn tree_sum<V: Lanes>(lanes: V::Wide) -> f64 {
         apart /= 2;
     }
     lanes[0]
+}
+
+/// The losses of rows whose decoded values are at hand.
+pub(super) fn of_decoded(rows: Rows<'_>, decoded: &[f32], isa: Isa, losses: &mut [RowLoss]) {
+    dispatch(isa, OfDecoded { rows, decoded, losses });
+}
+
+struct OfDecoded<'a> {
+    rows: Rows<'a>,
+    decoded: &'a [f32],
+    losses: &'a mut [RowLoss],
+}
+
+impl Kernel for OfDecoded<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Lanes>(self) {
+        let mut sums = RowSums::<V>::new(self.losses, self.rows.in_features);
+        let weights = self.rows.values.as_chunks::<LANES>().0;
+        for (weights, decoded) in weights.iter().zip(self.decoded.as_chunks::<LANES>().0) {
+            sums.run.add(V::load(weights), V::load(decoded));
+            sums.advance(LANES);
+        }
+    }
 }
 
 /// Sums rows of extreme energy again, with the squares in f64.

@@ -5,6 +5,7 @@
 
 mod affine;
 mod cast;
+pub mod gptq;
 mod loss;
 mod mlx;
 mod mxfp;
@@ -141,6 +142,14 @@ impl QuantError {
         match self {
             QuantError::ParameterOverflow { row, .. } | QuantError::ValueOverflow { row, .. } => *row,
         }
+    }
+
+    /// The same, of rows of which those given were `rows` further down.
+    fn moved(mut self, rows: usize) -> Self {
+        match &mut self {
+            QuantError::ParameterOverflow { row, .. } | QuantError::ValueOverflow { row, .. } => *row += rows,
+        }
+        self
     }
 }
 

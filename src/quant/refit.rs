@@ -112,7 +112,7 @@ impl<const BITS: u32> Kernel for Encode<'_, '_, BITS> {
             let (low, high) = (V::load(&low), V::load(&high));
             let mlx = Parameters::<V>::mlx::<BITS>(low, high, float);
             mlx.check(first, groups_per_row, float)?;
-            let best = search::<V, BITS>(columns, low, high, mlx, float);
+            let best = search::<V, BITS>(columns, None, low, high, mlx, float);
 
             let [mut by, mut offset, mut scale, mut bias, mut mine] = [[0.0; LANES]; 5];
             let choose = |refined: V, mlx: V| V::splat(0.5).if_lt(best.refined, refined, mlx);
@@ -139,10 +139,10 @@ impl<const BITS: u32> Kernel for Encode<'_, '_, BITS> {
 }
 
 /// The best pair of each lane so far.
-struct Best<V> {
+pub(super) struct Best<V> {
     error: V,
-    scale: V,
-    bias: V,
+    pub(super) scale: V,
+    pub(super) bias: V,
     /// 1 where it is not MLX's.
     refined: V,
     /// Σe and Σq of its codes.
@@ -170,7 +170,7 @@ fn refit_bias<V: Lanes>(scale: V, bias: V, next_scale: V, e: V, q: V, count: V) 
     bias.add(e.sub(next_scale.sub(scale).mul(q)).div(count))
 }
 
-/// Sums over the codes of one pair, each lane a group: e = w − decoded, q = code.
+/// Sums over the codes of one pair, each lane a group: e = w − decoded, q = code, each term times its weight.
 struct Fit<V> {
     error: V,
     e: V,
@@ -181,10 +181,11 @@ struct Fit<V> {
 
 /// Nearest codes under (`scale`, `bias`), and their sums.
 ///
-/// `by` divides (`DIVIDE`) or multiplies; the codes are those of [`encode_group`].
+/// `by` divides (`DIVIDE`) or multiplies; the codes are those of [`encode_group`]. Without `weights` each is 1.
 #[inline(always)]
 fn judge<V: Lanes, const BITS: u32, const DIVIDE: bool>(
     columns: &[[f32; LANES]],
+    weights: Option<&[f32]>,
     by: V,
     offset: V,
     scale: V,
@@ -192,24 +193,28 @@ fn judge<V: Lanes, const BITS: u32, const DIVIDE: bool>(
 ) -> Fit<V> {
     let zero = V::splat(0.0);
     let mut fit = Fit { error: zero, e: zero, q: zero, qq: zero, qe: zero };
-    for column in columns {
-        let weights = V::load(column);
-        let shifted = weights.sub(offset);
+    for (c, column) in columns.iter().enumerate() {
+        let value = V::load(column);
+        let shifted = value.sub(offset);
         let position = if DIVIDE { shifted.div(by) } else { shifted.mul(by) };
         let (q, _) = nearest::<V, BITS>(position);
-        let e = weights.sub(q.mul(scale).add(bias));
-        fit.error = fit.error.add(e.mul(e));
-        fit.e = fit.e.add(e);
-        fit.q = fit.q.add(q);
-        fit.qq = fit.qq.add(q.mul(q));
-        fit.qe = fit.qe.add(q.mul(e));
+        let e = value.sub(q.mul(scale).add(bias));
+        let weighted = |term: V| weights.map_or(term, |weights| term.mul(V::splat(weights[c])));
+        let (weighted_e, weighted_q) = (weighted(e), weighted(q));
+        fit.error = fit.error.add(weighted_e.mul(e));
+        fit.e = fit.e.add(weighted_e);
+        fit.q = fit.q.add(weighted_q);
+        fit.qq = fit.qq.add(weighted_q.mul(q));
+        fit.qe = fit.qe.add(weighted_q.mul(e));
     }
     fit
 }
 
+/// The best pair for sixteen groups, by Σ weight · e² over each one's columns.
 #[inline(always)]
-fn search<V: Lanes, const BITS: u32>(
+pub(super) fn search<V: Lanes, const BITS: u32>(
     columns: &[[f32; LANES]],
+    weights: Option<&[f32]>,
     low: V,
     high: V,
     mlx: Parameters<V>,
@@ -217,14 +222,15 @@ fn search<V: Lanes, const BITS: u32>(
 ) -> Best<V> {
     let (zero, one, half) = (V::splat(0.0), V::splat(1.0), V::splat(0.5));
     let reference =
-        judge::<V, BITS, true>(columns, mlx.scale, mlx.bias, mlx.stored_scale, mlx.stored_bias).error;
+        judge::<V, BITS, true>(columns, weights, mlx.scale, mlx.bias, mlx.stored_scale, mlx.stored_bias)
+            .error;
     // An error to beat of 0 cannot be beaten.
     let error = reference.if_lt(V::splat(TWO_POW_100), reference.mul(V::splat(MARGIN)), zero);
     let error = reference.if_lt(V::splat(1.0 / TWO_POW_100), zero, error);
     let mut best =
         Best { error, scale: mlx.stored_scale, bias: mlx.stored_bias, refined: zero, e: zero, q: zero };
 
-    let count = V::splat(columns.len() as f32);
+    let count = V::splat(weights.map_or(columns.len() as f32, |weights| weights.iter().sum()));
     let middle = low.mul(half).add(high.mul(half));
     let reach = high.mul(half).sub(low.mul(half));
     for guess in 0..=SHRINKS.len() {
@@ -237,7 +243,7 @@ fn search<V: Lanes, const BITS: u32>(
             }
         };
         for round in 0..=ROUNDS {
-            let fit = judge::<V, BITS, false>(columns, one.div(scale), bias, scale, bias);
+            let fit = judge::<V, BITS, false>(columns, weights, one.div(scale), bias, scale, bias);
             best.meet(scale, bias, &fit);
             if round == ROUNDS {
                 break;
@@ -265,7 +271,7 @@ fn search<V: Lanes, const BITS: u32>(
             let nudge = V::splat(1.0 + ulps * ulp);
             let scale = round_to(float, best.scale.mul(nudge));
             let bias = round_to(float, refit_bias(best.scale, best.bias, scale, best.e, best.q, count));
-            let fit = judge::<V, BITS, false>(columns, one.div(scale), bias, scale, bias);
+            let fit = judge::<V, BITS, false>(columns, weights, one.div(scale), bias, scale, bias);
             best.meet(scale, bias, &fit);
         }
     }

@@ -39,11 +39,9 @@
 use std::sync::Mutex;
 
 use crate::isa::Isa;
-use crate::numeric::dot::products;
+use crate::numeric::Parallel;
+use crate::numeric::dot::{Strided, multiply};
 use crate::numeric::lanes::{Kernel, LANES, Lanes, dispatch};
-
-/// Calls `part(i)` for every i below `count`, each once, in any order and on any threads.
-pub type Parallel<'a> = &'a (dyn Fn(usize, &(dyn Fn(usize) + Sync)) + Sync);
 
 /// When to stop.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -246,7 +244,8 @@ impl Work<'_> {
         self.blocks(out, width, &|row, out| {
             let rows = out.len() / width;
             let count = if part == Part::Lower { row + rows } else { width };
-            dispatch(self.isa, Products { x: &x[row * k..], rows, w, count, k, out, width });
+            let x = Strided { values: &x[row * k..], stride: k, rows };
+            multiply(x, Strided { values: w, stride: k, rows: count }, k, out, width, self.isa);
             0.0
         });
     }
@@ -401,40 +400,6 @@ impl Work<'_> {
             self.blend(to, 1.0, product, -0.5);
             self.transpose(to, transposed);
             error = error * error * (0.75 + 0.25 * error);
-        }
-    }
-}
-
-struct Products<'a> {
-    x: &'a [f32],
-    rows: usize,
-    w: &'a [f32],
-    count: usize,
-    k: usize,
-    out: &'a mut [f32],
-    width: usize,
-}
-
-impl Kernel for Products<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<V: Lanes>(self) {
-        /// Of so many products a block's rows stay in the second-level cache; then the sums are added.
-        const DEEP: usize = 2048;
-        let Self { x, rows, w, count, k, out, width } = self;
-        products::<V>(x, k, rows, w, k, count, k.min(DEEP), out, width);
-        if k <= DEEP {
-            return;
-        }
-        let mut sums = vec![0.0; rows * count];
-        for start in (DEEP..k).step_by(DEEP) {
-            products::<V>(&x[start..], k, rows, &w[start..], k, count, DEEP.min(k - start), &mut sums, count);
-            for (out, sums) in out.chunks_mut(width).zip(sums.chunks_exact(count)) {
-                for (out, sum) in out.iter_mut().zip(sums) {
-                    *out += sum;
-                }
-            }
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// These are functions of their arguments.
-const PURE: [&str; 5] = ["stats", "codec", "quant", "transform", "alloc"];
+const PURE: [&str; 6] = ["linalg", "stats", "codec", "quant", "transform", "alloc"];
 const OUTSIDE: [&str; 6] = ["std::fs", "std::time", "std::net", "std::env", "std::process", "std::thread"];
 
 fn root() -> PathBuf {

@@ -3,6 +3,7 @@
 
 mod encoders;
 mod golden;
+mod gptq;
 mod hadamard;
 mod linear;
 mod refit;
