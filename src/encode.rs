@@ -18,15 +18,21 @@ pub enum EncodeError {
     CastOverflow { file: String, tensor: String, index: Shape, float: Float },
     #[error("`{file}`: tensor `{tensor}` cannot be encoded at row {row} of its matrix: {problem}")]
     Encode { file: String, tensor: String, row: u64, problem: String },
+    #[error("the codes that were found for `{tensor}` cannot be read back: {problem}")]
+    Solved { tensor: String, problem: String },
 }
 
 impl Failure for EncodeError {
     fn exit(&self) -> Exit {
-        Exit::Input
+        match self {
+            EncodeError::Solved { .. } => Exit::Machine,
+            _ => Exit::Input,
+        }
     }
 
     fn help(&self) -> Option<String> {
         let help = match self {
+            EncodeError::Solved { .. } => "run the same command with `--resume` to find them again",
             EncodeError::NonFinite { .. } => {
                 "the checkpoint is damaged or was trained to this point; take it from its origin again"
             }
@@ -98,6 +104,14 @@ pub fn encode_rows<'a>(
     if work.verbatim() {
         check_finite(plan, module, stored, &mut scratch.values).map_err(refuse)?;
         encoded.planes.push(stored);
+        return Ok(encoded);
+    }
+    if let Some(solved) = &work.solved {
+        let read = solved.read(rows, &mut scratch.planes);
+        let tensor = || entry.name.clone();
+        encoded.losses =
+            read.map_err(|error| EncodeError::Solved { tensor: tensor(), problem: error.to_string() })?;
+        encoded.planes.extend(scratch.planes.iter().map(Vec::as_slice));
         return Ok(encoded);
     }
     let planes_of = work.planes();

@@ -33,6 +33,7 @@ pub mod generate;
 pub mod plan;
 pub mod encode;
 pub mod fold;
+pub mod calib;
 pub mod build;
 pub mod check;
 pub mod eval;

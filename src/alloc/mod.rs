@@ -23,6 +23,8 @@ pub struct Candidate<'a> {
     pub in_features: u64,
     /// The float type that a norm or bias must be rounded to, if the stored one would widen the computation.
     pub narrow: Option<CodecSpec>,
+    /// Whether the trunk computes with it on inputs that a text gives: errors can be weighed by these.
+    pub computes: bool,
 }
 
 /// A module's codec, and why.

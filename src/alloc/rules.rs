@@ -4,7 +4,7 @@ use super::{Allocator, Assignment, Candidate};
 use crate::arch::Role;
 use crate::codec::{AffineBits, CodecSpec, GroupSize};
 use crate::failure::Problems;
-use crate::quant::{CAST, ENCODERS};
+use crate::quant::{CAST, ENCODERS, base};
 use crate::recipe::{Choice, Origin, Recipe, RecipeError, Rule, Scope};
 
 /// Ordered rules over a default.
@@ -117,6 +117,8 @@ impl Allocator for Rules<'_> {
             }
             let named = self.recipe.encoder(&choice);
             let encoder = ENCODERS.iter().find(|known| Some(**known) == named).copied().unwrap_or(CAST);
+            // An embedding's rows and a draft head have no inputs that calibration sees.
+            let encoder = if candidate.computes { encoder } else { base(encoder) };
             let reason = match because {
                 Because::Rule(index) => format!("rule `{}`", self.recipe.rules[index].pattern),
                 Because::Default => "default".to_owned(),

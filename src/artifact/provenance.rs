@@ -30,6 +30,8 @@ pub struct Provenance {
     pub stages: Vec<String>,
     /// Changes of basis; null without any.
     pub transform: Option<TransformRecord>,
+    /// What weighed errors; null unless an encoder asks for that.
+    pub calibration: Option<CalibrationRecord>,
     /// Bases that were measured; null unless the recipe asked for that.
     pub measured: Option<MeasuredRecord>,
     /// Who gave out codecs.
@@ -225,6 +227,89 @@ pub struct MeasuredRow {
     pub top1: f64,
     /// Bits per weight over all stored bytes.
     pub bits_per_weight: f64,
+}
+
+/// What weighed errors, and what came of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CalibrationRecord {
+    /// `text` or `hessians`.
+    pub from: String,
+    /// Name of the file, or `built-in`.
+    pub name: String,
+    /// SHA-256 of the file.
+    pub sha256: Digest,
+    /// The text's rows; null for a file of second moments.
+    pub text: Option<CalibrationText>,
+    /// `unrounded` or `sequential`: whose activations.
+    pub activations: String,
+    /// The rule for experts that saw too few tokens: `shared` or `nearest`.
+    pub few_tokens: String,
+    /// How many are too few.
+    pub expert_tokens: u64,
+    /// First damping, over the mean of the diagonal.
+    pub damping: f64,
+    /// Whether columns were visited in falling order of the diagonal.
+    pub act_order: bool,
+    /// Rounds of coordinate descent.
+    pub sweeps: u32,
+    /// One row a module, in the order of the source.
+    pub modules: Vec<WeighedRecord>,
+}
+
+/// Rows that were calibrated on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CalibrationText {
+    /// Digest of the tokens: canonical JSON of all rows.
+    pub tokens_sha256: Digest,
+    /// Rows.
+    pub rows: u64,
+    /// Tokens of all rows.
+    pub tokens: u64,
+    /// Most tokens of a row.
+    pub context: u64,
+    /// `documents` or `joined`.
+    pub packing: String,
+    /// Where the order of documents starts.
+    pub seed: u64,
+    /// Rows that are the beginning of a longer document.
+    pub cut: u64,
+}
+
+/// How errors of one module were weighed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WeighedRecord {
+    /// As rules name it.
+    pub module: String,
+    /// Tokens that its inputs were summed over; of all experts together.
+    pub tokens: u64,
+    /// The damping that held, over the mean of the diagonal; the largest of all experts; null where every expert was
+    /// rounded to nearest.
+    pub damping: Option<f64>,
+    /// tr(E H Eᵀ) / tr(W H Wᵀ) of rounding to nearest.
+    pub nearest: f64,
+    /// The same of what was stored.
+    pub loss: f64,
+    /// Channels that no token used, over all experts.
+    pub dead: u64,
+    /// Why dampings were refused, with counts of experts.
+    pub refused: BTreeMap<String, u64>,
+    /// Matrices that were rounded to nearest after all.
+    pub fallbacks: u64,
+    /// One row an expert; empty for other modules.
+    pub experts: Vec<ExpertRecord>,
+}
+
+/// What one expert saw.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExpertRecord {
+    /// Tokens that went through it.
+    pub tokens: u64,
+    /// Whether these were too few, so that the rule for such experts was applied.
+    pub few: bool,
 }
 
 /// What was read.

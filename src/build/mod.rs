@@ -13,6 +13,7 @@ mod staging;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
@@ -25,14 +26,15 @@ pub use staging::{Unfinished, check_target, is_same_file, measuring_path, stagin
 use crate::arch::Fate;
 use crate::artifact::config::pretty_json;
 use crate::artifact::provenance::{
-    NoteRecord, OutputRecord, Provenance, RecipeRecord, RecipeText, SourceFileRecord, SourceRecord,
-    SourceTensorRecord, ToolRecord, TransformRecord, VERSION, digest_of_files, source_digest,
+    CalibrationRecord, NoteRecord, OutputRecord, Provenance, RecipeRecord, RecipeText, SourceFileRecord,
+    SourceRecord, SourceTensorRecord, ToolRecord, TransformRecord, VERSION, digest_of_files, source_digest,
 };
 use crate::artifact::{MACHINE, PROVENANCE};
+use crate::calib::{NGRAMS, fold_and_solve};
 use crate::digest::{Digest, canonical_json};
 use crate::encode::EncodeError;
 use crate::failure::{Exit, Failure, Outcome};
-use crate::fold::{Both, Folded, Keep, OfPlan, Watch, fold};
+use crate::fold::{Both, Folded, Keep, OfPlan, Watch};
 use crate::plan::{Note, NoteKind, Plan, strict};
 use crate::process::{PeakMemory, free_space, processor, watching};
 use crate::units::Bytes;
@@ -77,6 +79,8 @@ pub struct Built {
     pub digest: Digest,
     /// Changes of basis.
     pub transform: Option<TransformRecord>,
+    /// What weighed errors.
+    pub calibration: Option<CalibrationRecord>,
     /// Notes of the plan and the build.
     pub notes: Vec<Note>,
     /// Modules that an earlier, unfinished build had finished.
@@ -226,7 +230,7 @@ impl Finished {
 /// # Errors
 /// [`BuildError`], [`crate::plan::PlanError::Strict`], or the checkpoint's if a file changed meanwhile.
 /// Nothing is left behind unless work is finished that a resume can use.
-pub fn build(plan: &Plan, options: &Options<'_>) -> Outcome<Finished> {
+pub fn build(plan: &Arc<Plan>, options: &Options<'_>) -> Outcome<Finished> {
     let start = Instant::now();
     if options.strict {
         plan.check_strict()?;
@@ -261,11 +265,11 @@ pub fn build(plan: &Plan, options: &Options<'_>) -> Outcome<Finished> {
 }
 
 /// The plan's changes of basis; nothing of the artifact is written before the model is known to compute the same.
-fn make_fold(plan: &Plan, options: &Options<'_>, staging: &Staging) -> Result<Folded, Ending> {
+fn make_fold(plan: &Arc<Plan>, options: &Options<'_>, staging: &Staging) -> Result<Folded, Ending> {
     let tell = |what: &str| options.progress.phase(what);
     let found = OfPlan::new(options.found, plan, ());
     let watch = Watch { stop: options.stop, tell: &tell, keep: &Both(staging, &found) };
-    fold(plan, watch).map_err(|failure| Ending { failure, keep: true })
+    fold_and_solve(plan, watch).map_err(|failure| Ending { failure, keep: true })
 }
 
 /// A failure, and whether the staging folder stays for a resume.
@@ -359,6 +363,10 @@ fn finish(
         write(&artifact.join(&copied.name), &bytes)?;
         files.insert(copied.name.clone(), copied.sha256);
     }
+    if let Some(ngrams) = &folded.ngrams {
+        write(&artifact.join(NGRAMS), ngrams)?;
+        files.insert(NGRAMS.to_owned(), Digest::of(ngrams));
+    }
     let provenance = provenance(plan, folded, &results, &notes, files);
     let bytes = canonical_json(&provenance);
     write(&artifact.join(PROVENANCE), &bytes)?;
@@ -367,6 +375,7 @@ fn finish(
         path: options.target.to_owned(),
         digest,
         transform: folded.record.clone(),
+        calibration: folded.calibration.clone(),
         notes,
         resumed_modules: results.resumed_modules,
         elapsed_s: start.elapsed().as_secs_f64(),
@@ -458,6 +467,7 @@ pub(crate) fn provenance(
         plan_sha256: plan.digest,
         stages: plan.pipeline.stages().iter().map(|stage| stage.id().to_owned()).collect(),
         transform: folded.record.clone(),
+        calibration: folded.calibration.clone(),
         measured: plan.measured.clone(),
         allocator: plan.allocator.to_owned(),
         source: SourceRecord {

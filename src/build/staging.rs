@@ -4,7 +4,7 @@
 //! artifacts/.demo.building/   lock           held while a build runs
 //!                             journal.jsonl  one line per finished piece of work
 //!                             artifact/      becomes artifacts/demo in one rename
-//!                             rotations/     rotations that were looked for and found
+//!                             found/         rotations and codes that were looked for and found
 //! ```
 //!
 //! A journal line is written after the bytes it speaks of, and names their digests; a resumed build
@@ -179,7 +179,7 @@ impl Staging {
         let artifact = root.join("artifact");
         if entries.is_empty() {
             remove_dir(&artifact)?;
-            remove_dir(&root.join(ROTATIONS))?;
+            remove_dir(&root.join(FOUND))?;
         }
         std::fs::create_dir_all(&artifact).map_err(|e| BuildError::io("create", &artifact, e))?;
         // The journal is written anew: a torn last line would otherwise swallow the next one.
@@ -253,21 +253,26 @@ impl Staging {
 
 impl Keep for Staging {
     fn get(&self, name: &str) -> Option<Vec<u8>> {
-        KeepFolder(self.root.join(ROTATIONS)).get(name)
+        KeepFolder(self.root.join(FOUND)).get(name)
     }
 
     fn put(&self, name: &str, bytes: &[u8]) {
         // Without it, the next try looks again.
-        KeepFolder(self.root.join(ROTATIONS)).put(name, bytes);
+        KeepFolder(self.root.join(FOUND)).put(name, bytes);
         self.has_work.store(true, Ordering::Relaxed);
+    }
+
+    fn place(&self, name: &str) -> Option<PathBuf> {
+        self.has_work.store(true, Ordering::Relaxed);
+        KeepFolder(self.root.join(FOUND)).place(name)
     }
 }
 
 /// What a staging folder may hold.
-const OWN: [&str; 6] = ["lock", "journal.jsonl", "journal.new", "artifact", "replaced", ROTATIONS];
+const OWN: [&str; 6] = ["lock", "journal.jsonl", "journal.new", "artifact", "replaced", FOUND];
 
-/// The folder of rotations that were looked for.
-const ROTATIONS: &str = "rotations";
+/// The folder of what was looked for: rotations, and codes that errors were weighed for.
+const FOUND: &str = "found";
 
 /// Refuses a folder of the staging folder's name that is no staging folder: what is in it is somebody's.
 fn check_staging(root: &Path) -> Result<(), BuildError> {
@@ -281,7 +286,7 @@ fn check_staging(root: &Path) -> Result<(), BuildError> {
         let entry = entry.map_err(|e| BuildError::io("list", root, e))?;
         let kind = entry.file_type().map_err(|e| BuildError::io("list", root, e))?;
         let name = entry.file_name();
-        let folder = name == "artifact" || name == "replaced" || name == ROTATIONS;
+        let folder = name == "artifact" || name == "replaced" || name == FOUND;
         let fits = if folder { kind.is_dir() } else { kind.is_file() };
         if !fits || !OWN.iter().any(|own| name == *own) {
             return Err(foreign());

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use serde::Serialize;
 
@@ -13,11 +13,12 @@ use crate::artifact::open::{Artifact, file_digest, files_below};
 use crate::artifact::provenance::{Provenance, source_digest};
 use crate::build::schedule::{Ended, Schedule};
 use crate::build::{Results, SealedModule, all_notes, provenance};
+use crate::calib::fold_and_solve;
 use crate::checkpoint::{Checkpoint, Links, is_plain};
 use crate::digest::{Digest, Hasher, canonical_json};
 use crate::encode::{EncodeError, Scratch, encode_panel, release_panel};
 use crate::failure::{Exit, Failure, Outcome};
-use crate::fold::{Folded, Watch, fold};
+use crate::fold::{Folded, KeepFolder, Watch};
 use crate::plan::{HubId, Limits, Module, Plan, SourceFolder, plan};
 use crate::quant::{Repairs, RowLoss};
 use crate::recipe::{Recipe, RecipeFile, RotationKind, digest_of_texts};
@@ -94,7 +95,8 @@ impl Failure for VerifyError {
     }
 }
 
-/// Verifies the artifact in `dir`.
+/// Verifies the artifact in `dir`; `calibration` is the file that its recipe calibrates with, if it is not where the
+/// recipe says.
 ///
 /// # Errors
 /// If the artifact or the source cannot be read at all. What can be read and is wrong is in the verdict.
@@ -102,6 +104,7 @@ pub fn verify(
     dir: &Path,
     source: Option<&Path>,
     rebuild: Rebuild,
+    calibration: Option<&Path>,
     limits: Limits,
     stop: &AtomicBool,
 ) -> Outcome<Verdict> {
@@ -117,7 +120,7 @@ pub fn verify(
     if let Some(source) = source {
         let tensors = check_source(&artifact.provenance, source, limits, stop, &mut verdict)?;
         if rebuild != Rebuild::No {
-            check_rebuild(&artifact, source, tensors, rebuild, limits, stop, &mut verdict)?;
+            check_rebuild(&artifact, source, tensors, rebuild, calibration, limits, stop, &mut verdict)?;
         }
     }
     verdict.problems.sort();
@@ -342,12 +345,32 @@ fn check_source(
     Ok(digests)
 }
 
+/// A folder for codes that are looked for again; it goes away in the end.
+struct Found(KeepFolder);
+
+impl Found {
+    fn new() -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("tqc-verify-{}-{number}", std::process::id());
+        Self(KeepFolder(std::env::temp_dir().join(name)))
+    }
+}
+
+impl Drop for Found {
+    fn drop(&mut self) {
+        // What cannot be removed is the system's to clean up.
+        let _ = std::fs::remove_dir_all(&self.0.0);
+    }
+}
+
 /// Encodes modules again, from the recipe that the record carries.
 fn check_rebuild(
     artifact: &Artifact,
     source: &Path,
     source_tensors: Vec<Digest>,
     rebuild: Rebuild,
+    calibration: Option<&Path>,
     limits: Limits,
     stop: &AtomicBool,
     verdict: &mut Verdict,
@@ -381,9 +404,18 @@ fn check_rebuild(
     };
     let hub = record.source.hub.clone().zip(record.source.revision.clone());
     let hub = hub.map(|(repo, revision)| HubId { repo, revision });
+    let recipe = match calibration {
+        Some(file) => recipe.with_calibration(file),
+        None => recipe,
+    };
     let mut plan = plan(recipe, SourceFolder { dir: source.to_owned(), hub }, limits)?;
     plan.measured = record.measured.clone();
-    let folded = fold(&plan, Watch { stop, tell: &|_| {}, keep: &() })?;
+    let plan = Arc::new(plan);
+    let found = Found::new();
+    let folded = fold_and_solve(&plan, Watch { stop, tell: &|_| {}, keep: &found.0 })?;
+    if folded.calibration != record.calibration {
+        verdict.problem(PROVENANCE, "has a `calibration` that the recipe and its text do not give");
+    }
     check_outputs(record, &plan, verdict);
     let mut digests: BTreeMap<&str, Digest> = BTreeMap::new();
     for output in &record.outputs {

@@ -26,6 +26,7 @@ pub use error::{CheckpointError, REPORTED};
 pub use files::{INDEX, SMALL_LIMIT, is_plain, read_small};
 pub use header::{HEADER_LIMIT, Header, HeaderTensor, read_header};
 
+use crate::digest::{Digest, canonical_json};
 use crate::failure::Problems;
 use crate::tensor::{Dtype, Shape, TensorName};
 use error::report;
@@ -247,6 +248,14 @@ impl Checkpoint {
     /// Every tensor, in the order work is streamed: by file, then by offset.
     pub fn tensors(&self) -> &[TensorEntry] {
         &self.tensors
+    }
+
+    /// SHA-256 of the canonical JSON of every tensor's name, dtype and shape, by name: which model this is, whatever
+    /// its weights.
+    pub fn shapes_digest(&self) -> Digest {
+        let mut list: Vec<_> = self.tensors.iter().map(|e| (&e.name, e.dtype, &e.shape)).collect();
+        list.sort();
+        Digest::of(&canonical_json(&list))
     }
 
     /// The tensor called `name`.

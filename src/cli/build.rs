@@ -11,7 +11,7 @@ use serde_json::json;
 use super::plan::seconds;
 use super::progress::Bar;
 use super::{CliError, Common, Machine, RecipeArgs, fetch, print};
-use crate::artifact::provenance::{RotationRecord, TransformRecord};
+use crate::artifact::provenance::{CalibrationRecord, RotationRecord, TransformRecord};
 use crate::build::{
     Built, Options, Progress as _, Unfinished, build, check_target, measuring_path, staging_path,
 };
@@ -106,6 +106,7 @@ impl BuildArgs {
             progress: &bar,
             found: kept.as_ref().map_or(&(), |kept| kept as &dyn Keep),
         };
+        let plan = Arc::new(plan);
         let finished = build(&plan, &options)?;
         tell("warning", finished.built.notes.iter().filter(|note| !plan.notes.contains(note)));
         let found = Lock {
@@ -139,7 +140,7 @@ impl BuildArgs {
         if self.common.json {
             print::json(&json!({
                 "path": built.path, "digest": built.digest, "sizes": sizes, "notes": built.notes,
-                "transform": built.transform, "measured": plan.measured,
+                "transform": built.transform, "calibration": built.calibration, "measured": plan.measured,
                 "modules": plan.modules.len(), "resumed_modules": built.resumed_modules,
                 "elapsed_s": built.elapsed_s, "threads": plan.threads, "isa": plan.isa.to_string(),
                 "peak_resident_bytes": built.peak.resident, "peak_anonymous_bytes": built.peak.anonymous,
@@ -162,6 +163,9 @@ impl BuildArgs {
         ));
         if let Some(transform) = &built.transform {
             print::say(&transform_words(transform));
+        }
+        if let Some(calibration) = &built.calibration {
+            print::say(&calibration_words(calibration));
         }
         print::text(&format!(
             "artifact         {}\nsize             {} ({} bytes of weight files)\nbits per weight  {:.4} ({:.4} over quantized modules)\ndigest           {}\n",
@@ -259,6 +263,23 @@ fn transform_words(transform: &TransformRecord) -> String {
         parity.mean_kl,
         parity.max_logit,
         parity.tokens
+    )
+}
+
+/// One line: what was weighed by what, and what it brought.
+fn calibration_words(calibration: &CalibrationRecord) -> String {
+    let modules = &calibration.modules;
+    let matrices = modules.iter().map(|module| module.experts.len().max(1) as u64).sum::<u64>();
+    let fallbacks = modules.iter().map(|module| module.fallbacks).sum::<u64>();
+    let gained: Vec<f64> = modules.iter().filter(|m| m.nearest > 0.0).map(|m| m.loss / m.nearest).collect();
+    let mean = gained.iter().sum::<f64>() / gained.len().max(1) as f64;
+    let on = match &calibration.text {
+        Some(text) => format!("{} tokens of {} rows of {}", text.tokens, text.rows, calibration.name),
+        None => format!("second moments of {}", calibration.name),
+    };
+    format!(
+        "calibration: {on}; {matrices} matrices weighed, {fallbacks} rounded to nearest after all; weighted loss {mean:.3} \
+         of rounding to nearest"
     )
 }
 

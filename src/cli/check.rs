@@ -34,6 +34,9 @@ pub struct VerifyArgs {
     /// Encode so many modules again from the source (or `all`) and compare their bytes.
     #[arg(long, value_name = "N|all", value_parser = parse_rebuild, default_value = "0")]
     rebuild: Rebuild,
+    /// The text, or the file of second moments, that the recipe calibrates with, for `--rebuild`.
+    #[arg(long, value_name = "FILE")]
+    calibration: Option<PathBuf>,
     #[command(flatten)]
     machine: Machine,
     #[command(flatten)]
@@ -123,8 +126,14 @@ fn inspection_text(inspection: &Inspection) -> String {
 impl VerifyArgs {
     pub fn run(self) -> Outcome<Exit> {
         let stop = Interrupt::install()?.raise_a_flag();
-        let verdict =
-            verify(&self.artifact, self.source.as_deref(), self.rebuild, self.machine.limits(), &stop)?;
+        let verdict = verify(
+            &self.artifact,
+            self.source.as_deref(),
+            self.rebuild,
+            self.calibration.as_deref(),
+            self.machine.limits(),
+            &stop,
+        )?;
         if self.common.json {
             print::json(&verdict)?;
         } else {

@@ -4,6 +4,7 @@
 
 mod bench;
 mod build;
+mod calibrate;
 mod check;
 mod doctor;
 mod eval;
@@ -38,6 +39,7 @@ pub struct Cli {
 enum Command {
     Plan(plan::PlanArgs),
     Build(build::BuildArgs),
+    Calibrate(calibrate::CalibrateArgs),
     Inspect(check::InspectArgs),
     Verify(check::VerifyArgs),
     Diff(check::DiffArgs),
@@ -123,6 +125,7 @@ impl Cli {
         match self.command {
             Command::Plan(args) => args.run(),
             Command::Build(args) => args.run(),
+            Command::Calibrate(args) => args.run(),
             Command::Inspect(args) => args.run(),
             Command::Verify(args) => args.run(),
             Command::Diff(args) => args.run(),
@@ -156,6 +159,8 @@ enum CliError {
     NoFolder { model: String },
     #[error("the prompt `{path}` cannot be read: {error}")]
     Prompt { path: PathBuf, error: std::io::Error },
+    #[error("`{path}` exists already")]
+    Exists { path: PathBuf },
     #[error("`{path}` does not exist, so there is nothing to compare the build with")]
     NoLock { path: PathBuf },
 }
@@ -164,6 +169,7 @@ impl Failure for CliError {
     fn exit(&self) -> Exit {
         match self {
             CliError::NoLock { .. }
+            | CliError::Exists { .. }
             | CliError::LockIsRecipe { .. }
             | CliError::NoSuchCodec { .. }
             | CliError::NoRevision { .. }
@@ -182,6 +188,7 @@ impl Failure for CliError {
             }
             CliError::NoFolder { .. } => Some("give a model's folder, or `hub:ORG/NAME@COMMIT`".to_owned()),
             CliError::Prompt { .. } => Some("name a file of UTF-8 text, or `-` for stdin".to_owned()),
+            CliError::Exists { .. } => Some("name another folder, or remove this one".to_owned()),
             CliError::NoLock { .. } => Some("write it with `tqc build RECIPE --write-lock`".to_owned()),
             _ => None,
         }

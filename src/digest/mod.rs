@@ -14,6 +14,11 @@ use pair::{BLOCK, State, compress, compress_pair};
 pub struct Digest([u8; 32]);
 
 impl Digest {
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
     /// The digest of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         let mut hasher = Hasher::default();

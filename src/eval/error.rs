@@ -13,16 +13,6 @@ use crate::units::Bytes;
 pub enum EvalError {
     #[error("cannot {what} `{path}`: {source}")]
     Io { what: &'static str, path: PathBuf, source: io::Error },
-    #[error("`{path}`, line {line}: {problem}")]
-    Line { path: PathBuf, line: usize, problem: String },
-    #[error("`{path}` holds no text")]
-    NoText { path: PathBuf },
-    #[error(
-        "`{path}`, line {line}: the text is {found} token, but there is nothing to compare in fewer than 2"
-    )]
-    ShortText { path: PathBuf, line: usize, found: usize },
-    #[error("`{path}`: none of {documents} documents has {min_tokens} tokens")]
-    AllShort { path: PathBuf, documents: usize, min_tokens: usize },
     #[error("`{path}` exists already")]
     Occupied { path: PathBuf },
     #[error("`{path}` is being written by another process")]
@@ -119,7 +109,6 @@ impl Failure for EvalError {
             | EvalError::OtherWork { .. }
             | EvalError::Budget { .. }
             | EvalError::HiddenOverflow { .. }
-            | EvalError::AllShort { .. }
             | EvalError::NoHead { .. }
             | EvalError::NoTeacher { .. }
             | EvalError::OtherVocabulary { .. }
@@ -134,14 +123,6 @@ impl Failure for EvalError {
     fn help(&self) -> Option<String> {
         let text = match self {
             EvalError::Io { .. } => return None,
-            EvalError::Line { .. } => {
-                "each line is one JSON object with `text`, or with `messages` for the chat template"
-            }
-            EvalError::NoText { .. } => "give a file with at least one line of JSON",
-            EvalError::ShortText { .. } => {
-                "remove the line, or leave short documents out with `--min-tokens N` (they are counted)"
-            }
-            EvalError::AllShort { .. } => "lower `--min-tokens`, or give longer documents",
             EvalError::Occupied { .. } => "name another folder, or remove this one",
             EvalError::InUse { .. } => "wait for it, or name another place",
             EvalError::OtherWork { .. } => {

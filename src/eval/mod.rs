@@ -7,7 +7,6 @@
 
 pub mod compare;
 pub mod db;
-pub mod documents;
 pub mod dump;
 mod error;
 pub mod forward;

@@ -11,7 +11,7 @@ use crate::arch::{Part, Stand};
 use crate::encode::EncodeError;
 use crate::numeric::widen;
 use crate::plan::{FoldPlan, Module, Plan, Step, What};
-use crate::stage::ModuleWork;
+use crate::stage::{ModuleWork, Solved};
 use crate::tensor::{Layout, Shape};
 use crate::transform::{Axis, Neutral, Reorder, Rotate, Rotation, Scale, Transform};
 
@@ -104,6 +104,11 @@ impl Prepared {
     /// The same, to be changed: how a test spoils a fold.
     pub fn work_mut(&mut self, module: usize) -> &mut ModuleWork {
         &mut self.works[module]
+    }
+
+    /// Takes the codes that were found for a module.
+    pub fn solve(&mut self, module: usize, solved: Arc<Solved>) {
+        self.works[module].solved = Some(solved);
     }
 
     /// R1.

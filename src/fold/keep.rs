@@ -15,6 +15,9 @@ pub trait Keep: Sync {
 
     /// Puts it there; that it could not be is no error.
     fn put(&self, name: &str, bytes: &[u8]);
+
+    /// Where a file of this name may be written, for what is too large to be handed over; none if this is no folder.
+    fn place(&self, name: &str) -> Option<PathBuf>;
 }
 
 /// Keeps nothing.
@@ -24,6 +27,10 @@ impl Keep for () {
     }
 
     fn put(&self, _name: &str, _bytes: &[u8]) {}
+
+    fn place(&self, _name: &str) -> Option<PathBuf> {
+        None
+    }
 }
 
 /// A folder, a file a name; made when something is put there.
@@ -41,6 +48,11 @@ impl Keep for KeepFolder {
         let _ = std::fs::create_dir_all(&self.0)
             .and_then(|()| std::fs::write(&beside, bytes))
             .and_then(|()| std::fs::rename(&beside, self.0.join(name)));
+    }
+
+    fn place(&self, name: &str) -> Option<PathBuf> {
+        std::fs::create_dir_all(&self.0).ok()?;
+        Some(self.0.join(name))
     }
 }
 
@@ -71,6 +83,10 @@ impl Keep for OfPlan<'_> {
     fn put(&self, name: &str, bytes: &[u8]) {
         self.keep.put(&self.name(name), bytes);
     }
+
+    fn place(&self, name: &str) -> Option<PathBuf> {
+        self.keep.place(&self.name(name))
+    }
 }
 
 /// Two places: what the first does not have is asked of the second; only the first is added to.
@@ -83,5 +99,9 @@ impl Keep for Both<'_> {
 
     fn put(&self, name: &str, bytes: &[u8]) {
         self.0.put(name, bytes);
+    }
+
+    fn place(&self, name: &str) -> Option<PathBuf> {
+        self.0.place(name)
     }
 }

@@ -21,9 +21,12 @@ use std::sync::atomic::AtomicBool;
 pub use data::{Prepared, prepare};
 pub use keep::{Both, Keep, KeepFolder, OfPlan};
 pub use probe::{Probe, ProbeText};
+pub use sample::values;
 pub use store::Planned;
 
-use crate::artifact::provenance::{DraftRecord, RotationRecord, SearchRecord, TransformRecord};
+use crate::artifact::provenance::{
+    CalibrationRecord, DraftRecord, RotationRecord, SearchRecord, TransformRecord,
+};
 use crate::encode::EncodeError;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::plan::{FoldPlan, Note, NoteKind, Plan, RotationPlan};
@@ -98,6 +101,10 @@ pub struct Folded {
     pub prepared: Prepared,
     /// What is recorded of it; none without changes of basis.
     pub record: Option<TransformRecord>,
+    /// What weighed errors; none where no encoder asks for it.
+    pub calibration: Option<CalibrationRecord>,
+    /// Hashes of what the calibration text holds, as the artifact stores them.
+    pub ngrams: Option<Vec<u8>>,
     /// What a person should know of it.
     pub notes: Vec<Note>,
 }
@@ -108,7 +115,9 @@ pub struct Folded {
 /// [`FoldError::NotExact`] if more than rounding differs; gains that are not finite; errors of the runtime.
 pub fn fold(plan: &Plan, watch: Watch<'_>) -> Outcome<Folded> {
     let mut prepared = prepare(plan, watch)?;
-    let Some(fold) = &plan.fold else { return Ok(Folded { prepared, record: None, notes: Vec::new() }) };
+    let Some(fold) = &plan.fold else {
+        return Ok(Folded { prepared, record: None, calibration: None, ngrams: None, notes: Vec::new() });
+    };
     (watch.tell)("comparing with the source");
     let unrounded = Arc::new(plan.unrounded()?);
     let parity = parity::compare(&unrounded, &Arc::new(prepared.on(&unrounded)), watch)?;
@@ -123,7 +132,7 @@ pub fn fold(plan: &Plan, watch: Watch<'_>) -> Outcome<Folded> {
     });
     let notes = notes.into_iter().collect();
     let record = Some(record(plan, fold, &prepared, parity.record()));
-    Ok(Folded { prepared, record, notes })
+    Ok(Folded { prepared, record, calibration: None, ngrams: None, notes })
 }
 
 fn record(

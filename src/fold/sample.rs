@@ -10,11 +10,14 @@ use crate::tensor::Float;
 
 /// A module's work that ends in f32.
 pub(super) fn unrounded(work: &ModuleWork) -> ModuleWork {
-    ModuleWork { codec: CodecSpec::F32, float: Float::F32, encoder: CAST, cast: None, ..work.clone() }
+    let mut work = work.clone();
+    (work.codec, work.float, work.encoder) = (CodecSpec::F32, Float::F32, CAST);
+    (work.cast, work.solved) = (None, None);
+    work
 }
 
 /// The whole matrix in f32, after the transforms of `work`.
-pub(super) fn values(plan: &Plan, module: &Module, work: &ModuleWork) -> Result<Vec<f32>, FoldError> {
+pub fn values(plan: &Plan, module: &Module, work: &ModuleWork) -> Result<Vec<f32>, FoldError> {
     let mut all = Vec::with_capacity(module.weights() as usize);
     let (work, mut scratch) = (unrounded(work), Scratch::default());
     let mut start = 0;

@@ -12,7 +12,6 @@ use crate::artifact::provenance::{MeasuredRecord, MeasuredRow, SkippedRow};
 use crate::backend::Precision;
 use crate::backend::cpu::Cpu;
 use crate::digest::canonical_json;
-use crate::eval::documents::{Documents, Taking, parse, read, tokens_digest};
 use crate::failure::Outcome;
 use crate::fold::logits::side_by_side;
 use crate::fold::{FoldError, Keep as _, OfPlan, Planned, Watch, prepare};
@@ -22,6 +21,7 @@ use crate::recipe::Recipe;
 use crate::runtime::{Stream, Weights};
 use crate::stats::{CONFIDENCE, clustered_mean};
 use crate::text::Tokenizer;
+use crate::text::documents::{Documents, Taking, parse, read, tokens_digest};
 
 /// The text of a recipe that names none: prose of the public domain, and tasks.
 const TEXT: &str = include_str!("text.jsonl");
@@ -131,7 +131,7 @@ fn documents(recipe: &Recipe, dir: &Path, context: Option<usize>) -> Outcome<Doc
 }
 
 /// The first sequences that hold so many tokens, the last one cut, and the text's name.
-fn taken(documents: Documents, most: usize) -> (Vec<crate::eval::documents::Sequence>, String) {
+fn taken(documents: Documents, most: usize) -> (Vec<crate::text::documents::Sequence>, String) {
     let mut left = most;
     let mut sequences = Vec::new();
     for mut sequence in documents.sequences {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::{Plan, STRIP_ELEMENTS};
 use crate::codec::{self, CodecSpec};
 use crate::digest::Hasher;
-use crate::quant::{RowLoss, Rows, quantizer};
+use crate::quant::{RowLoss, Rows, base, quantizer};
 use crate::tensor::Float;
 
 /// Time that a build should take, if storage keeps up.
@@ -22,13 +22,13 @@ pub struct Estimate {
 
 /// Measures and adds up.
 pub fn estimate(plan: &Plan) -> Estimate {
-    let mut work: BTreeMap<(CodecSpec, &str), u64> = BTreeMap::new();
+    let mut work: BTreeMap<(CodecSpec, &'static str), u64> = BTreeMap::new();
     for module in &plan.modules {
         *work.entry((module.assignment.codec, module.assignment.encoder)).or_default() += module.weights();
     }
     let encode_s = work
         .iter()
-        .map(|((codec, encoder), weights)| *weights as f64 / weights_per_second(*codec, encoder, plan))
+        .map(|((codec, encoder), weights)| *weights as f64 / weights_per_second(*codec, base(encoder), plan))
         .sum();
     // Every source byte goes into a file's digest and a tensor's at once; every stored one into a plane's and
     // later into its file's.
@@ -38,7 +38,7 @@ pub fn estimate(plan: &Plan) -> Estimate {
     Estimate { encode_s, digest_s, total_s: (encode_s + digest_s) / plan.threads as f64 }
 }
 
-fn weights_per_second(codec: CodecSpec, encoder: &str, plan: &Plan) -> f64 {
+fn weights_per_second(codec: CodecSpec, encoder: &'static str, plan: &Plan) -> f64 {
     const ROW: usize = 512;
     let rows = STRIP_ELEMENTS / ROW;
     // A sawtooth: no group is constant, and no two neighbours are equal.

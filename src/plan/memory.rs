@@ -6,11 +6,13 @@
 use std::collections::BTreeMap;
 
 use super::{FoldPlan, Limits, Module, Note, NoteKind, PlanError, STRIP_ELEMENTS};
-use crate::arch::Role;
+use crate::arch::{DecoderConfig, Role, Stand};
 use crate::checkpoint::Checkpoint;
 use crate::codec::Plane;
-use crate::quant::{Grain, RowLoss};
-use crate::recipe::{RotationKind, Transforms};
+use crate::linalg::Symmetric;
+use crate::quant::{Grain, RowLoss, weighs};
+use crate::recipe::{Activations, Calibration, RotationKind, Transforms};
+use crate::runtime::{ROWS, values_of_row};
 use crate::stage::pipeline::Pipeline;
 use crate::units::Bytes;
 
@@ -30,13 +32,19 @@ pub(super) fn fit(
     modules: &[Module],
     pipeline: &Pipeline,
     fold: Option<(&FoldPlan, &Transforms)>,
+    calibration: Option<(&DecoderConfig, &Calibration)>,
     limits: Limits,
     notes: &mut Vec<Note>,
 ) -> Result<(usize, Bytes), PlanError> {
     let worker = modules.iter().map(|module| worker_bytes(module, pipeline)).max().unwrap_or(0).max(1);
     let largest = checkpoint.tensors().iter().map(|entry| entry.bytes()).max().unwrap_or(0);
     let wanted = limits.threads.max(1);
+    let folds = fold.is_some();
     let fold = fold.map_or(0, |(fold, transforms)| fold_bytes(modules, fold, transforms));
+    let calibration = calibration
+        .map_or(0, |(decoder, calibration)| calibration_bytes(modules, decoder, calibration, folds));
+    // One after the other.
+    let fold = fold.max(calibration);
     let budget = limits.memory.unwrap_or(Bytes((4 * largest).max(LEAST_DEFAULT.0).max(fold)));
     if fold > budget.0 {
         return Err(PlanError::Memory { needed: Bytes(fold), budget });
@@ -65,24 +73,58 @@ pub fn search_samples(n: usize) -> usize {
     (128 * n).min((512 << 20) / (4 * n)).max(1)
 }
 
+/// Rows of a calibration that take more lie in a file.
+pub const ROWS_IN_MEMORY: Bytes = Bytes::mib(256);
+
+/// What is held while a layer is calibrated: its second moments, the rows, the activations of a pass, the layer in f32
+/// where its values are not the source's own; and while one module's codes are looked for: its values, its errors, a
+/// factor and another copy of the second moment.
+fn calibration_bytes(modules: &[Module], decoder: &DecoderConfig, wanted: &Calibration, folds: bool) -> u64 {
+    let weighed = || modules.iter().filter(|module| weighs(module.assignment.encoder));
+    let channels = |module: &Module| module.work.row_elements;
+    let matrices = |module: &Module| match module.output.role {
+        Role::Experts => module.output.shape.0[0],
+        _ => 1,
+    };
+    // Modules that read one norm share their inputs.
+    let mut layers: BTreeMap<&str, BTreeMap<String, u64>> = BTreeMap::new();
+    for module in weighed() {
+        let path = module.output.module.as_str();
+        let layer = layer_of(path);
+        let input = match &module.output.seat.stream {
+            Stand::Reads(norm) => norm.clone(),
+            _ => path.to_owned(),
+        };
+        let bytes = matrices(module) * Symmetric::bytes(channels(module));
+        let most = layers.entry(layer).or_default().entry(input).or_default();
+        *most = bytes.max(*most);
+    }
+    let moments = layers.values().map(|inputs| inputs.values().sum::<u64>()).max().unwrap_or(0);
+    let searched = weighed().map(|module| {
+        let each = module.weights() / matrices(module);
+        4 * (module.weights() + 2 * each) + module.bytes() + 3 * Symmetric::bytes(channels(module))
+    });
+    let tokens = u64::from(wanted.rows) * u64::from(wanted.context);
+    let rows = ROWS_IN_MEMORY.0.min(4 * tokens * decoder.hidden as u64);
+    let rows = rows * if wanted.activations == Activations::Sequential { 3 } else { 1 };
+    let inside = 4 * (ROWS as u64) * values_of_row(decoder) as u64;
+    let held = if folds { layer_bytes(modules) } else { 0 };
+    moments + searched.max().unwrap_or(0).max(inside + held) + rows
+}
+
+/// The path of a module's layer; empty outside the layers.
+fn layer_of(path: &str) -> &str {
+    let Some(at) = path.find(".layers.") else { return "" };
+    let number = at + ".layers.".len();
+    path[number..].find('.').map_or(path, |end| &path[..number + end])
+}
+
 /// What is held while the folded model is compared with its source, and while rotations are looked for.
 ///
 /// One layer at a time is held in f32, the matrix that is being made twice, and logits of both models.
 fn fold_bytes(modules: &[Module], fold: &FoldPlan, transforms: &Transforms) -> u64 {
-    // Buffers are used again from layer to layer, and kinds of layers differ: by the part's name below its layer.
-    let mut parts: BTreeMap<&str, u64> = BTreeMap::new();
-    let mut largest = 0;
-    for module in modules.iter().filter(|module| module.output.role != Role::Vision) {
-        let path = module.output.module.as_str();
-        let part = path.split_once(".layers.").and_then(|(_, rest)| rest.split_once('.'));
-        if let Some((_, part)) = part {
-            let bytes = 4 * module.weights();
-            let most = parts.entry(part).or_default();
-            *most = bytes.max(*most);
-            largest = largest.max(bytes);
-        }
-    }
-    let layer: u64 = parts.values().sum();
+    let largest = largest_part(modules);
+    let layer = layer_bytes(modules);
     let vocab = fold.decoder.vocab as u64;
     let measures = transforms.rotation.kind == RotationKind::Measure;
     let tokens = if measures { u64::from(transforms.tokens).max(PROBE_TOKENS) } else { PROBE_TOKENS };
@@ -98,6 +140,32 @@ fn fold_bytes(modules: &[Module], fold: &FoldPlan, transforms: &Transforms) -> u
         4 * (3 * search_samples(plan.len) as u64 * n + 12 * n * n) + 2 * largest
     });
     compared.max(searched)
+}
+
+/// Bytes of a layer in f32. Buffers are used again from layer to layer, and kinds of layers differ: by the part's name
+/// below its layer.
+fn layer_bytes(modules: &[Module]) -> u64 {
+    let mut parts: BTreeMap<&str, u64> = BTreeMap::new();
+    for (part, bytes) in in_layers(modules) {
+        let most = parts.entry(part).or_default();
+        *most = bytes.max(*most);
+    }
+    parts.values().sum()
+}
+
+/// Bytes of the largest part of a layer in f32.
+fn largest_part(modules: &[Module]) -> u64 {
+    in_layers(modules).map(|(_, bytes)| bytes).max().unwrap_or(0)
+}
+
+/// Parts of layers by their names below these, and their bytes in f32.
+fn in_layers(modules: &[Module]) -> impl Iterator<Item = (&str, u64)> {
+    let computed = modules.iter().filter(|module| module.output.role != Role::Vision);
+    computed.filter_map(|module| {
+        let (_, rest) = module.output.module.split_once(".layers.")?;
+        let (_, part) = rest.split_once('.')?;
+        Some((part, 4 * module.weights()))
+    })
 }
 
 /// What one thread holds while it works on this module's largest panel.

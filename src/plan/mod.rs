@@ -1,6 +1,7 @@
 //! Everything about a build that headers and the recipe decide: codecs, names, offsets, sizes, memory,
 //! and every refusal. No weight is read.
 
+mod calibration;
 mod estimate;
 mod fold;
 mod memory;
@@ -11,9 +12,10 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+pub use calibration::{BUILT_IN, CalibrationPlan, From as CalibratedFrom};
 pub use estimate::{Estimate, estimate};
 pub use fold::{Channels, FoldPlan, RotationPlan, Step, What, impossible};
-pub use memory::search_samples;
+pub use memory::{ROWS_IN_MEMORY, search_samples};
 pub use module::{Module, STRIP_ELEMENTS};
 pub use side::{CopiedFile, SideFile};
 
@@ -97,6 +99,14 @@ pub enum NoteKind {
     Undecided,
     /// Threads were reduced to fit the budget.
     FewerThreads,
+    /// A search that weighs errors could do no better than rounding to nearest.
+    Nearest,
+    /// Second moments needed more on their diagonal than the recipe says.
+    Damped,
+    /// An expert saw too few tokens to be weighed by its own.
+    FewTokens,
+    /// Rows of a calibration text were cut at the context.
+    CutText,
 }
 
 impl NoteKind {
@@ -114,6 +124,10 @@ impl NoteKind {
             NoteKind::Untied => "untied",
             NoteKind::Undecided => "undecided",
             NoteKind::FewerThreads => "fewer-threads",
+            NoteKind::Nearest => "nearest",
+            NoteKind::Damped => "damped",
+            NoteKind::FewTokens => "few-tokens",
+            NoteKind::CutText => "cut-text",
         }
     }
 
@@ -149,6 +163,8 @@ pub struct Plan {
     pub allocator: &'static str,
     /// Changes of basis.
     pub fold: Option<FoldPlan>,
+    /// What second moments are taken from; none if no encoder weighs errors by them.
+    pub calibration: Option<CalibrationPlan>,
     /// Bases that were measured before the recipe's was decided.
     pub measured: Option<MeasuredRecord>,
     /// One fate per source tensor.
@@ -187,10 +203,12 @@ pub enum PlanError {
     Memory { needed: Bytes, budget: Bytes },
     #[error("`{file}` is not JSON: {problem}")]
     NotJson { file: PathBuf, problem: String },
-    #[error("`rotation = \"measure\"` scores text, but the source has no `tokenizer.json`")]
-    NoTokenizer,
-    #[error("the text to measure on, `{path}`, does not exist", path = path.display())]
-    NoText { path: PathBuf },
+    #[error("{what}, but the source has no `tokenizer.json`")]
+    NoTokenizer { what: &'static str },
+    #[error("`{path}`, which the recipe names, cannot be read: {source}", path = path.display())]
+    NoText { path: PathBuf, source: std::io::Error },
+    #[error("`{path}` has SHA-256 {found}, but the recipe's `calibration.sha256` is {needed}", path = path.display())]
+    OtherText { path: PathBuf, found: Digest, needed: Digest },
     #[error("{count} of the plan's notes are errors under `--strict`; the first: {first}")]
     Strict { count: usize, first: String },
 }
@@ -213,10 +231,13 @@ impl Failure for PlanError {
             PlanError::NotJson { .. } => {
                 Some("take the file from the repository that the weights came from, or remove it".to_owned())
             }
-            PlanError::NoTokenizer => {
-                Some("add the model's `tokenizer.json`, or name a kind of rotation".to_owned())
+            PlanError::NoTokenizer { .. } => {
+                Some("fetch `tokenizer.json` from the repository that the weights came from".to_owned())
             }
-            PlanError::NoText { .. } => Some("mend `transform.text`, or leave it out".to_owned()),
+            PlanError::NoText { .. } => Some("mend the path, or leave the key out".to_owned()),
+            PlanError::OtherText { .. } => {
+                Some("take the text that the recipe was written for, or change the digest".to_owned())
+            }
             PlanError::Strict { .. } => {
                 Some("`tqc plan` lists them all; mend each, or build without `--strict`".to_owned())
             }
@@ -288,14 +309,20 @@ fn plan_with(recipe: Recipe, source: SourceFolder, limits: Limits, rounding: Rou
     if recipe.transform.rotation.kind == RotationKind::Measure {
         check_measurable(&recipe, &copied)?;
     }
+    let calibration = CalibrationPlan::new(&recipe, &modules, &copied)?;
     side::note_absent_parts(&source.dir, &config, &modules, &copied, &mut notes);
     let sizes = sizes(&checkpoint, &modules, &files);
     let side = side::generate(&recipe, &source, &config, arch, &model, &modules, &files, &sizes);
+    let decoder = match &calibration {
+        Some(_) => Some(arch.decoder(&config, &model)?),
+        None => None,
+    };
     let (threads, peak_memory) = memory::fit(
         &checkpoint,
         &modules,
         &pipeline,
         fold.as_ref().map(|fold| (fold, &recipe.transform)),
+        decoder.as_ref().map(|decoder| (decoder, &recipe.calibration)),
         limits,
         &mut notes,
     )?;
@@ -310,6 +337,7 @@ fn plan_with(recipe: Recipe, source: SourceFolder, limits: Limits, rounding: Rou
         pipeline,
         allocator,
         fold,
+        calibration,
         measured: None,
         fates,
         modules,
@@ -366,11 +394,14 @@ fn kept(checkpoint: &Checkpoint, fates: &[Fate]) -> Vec<(String, Output)> {
 /// A measurement needs tokens of a text.
 fn check_measurable(recipe: &Recipe, copied: &[CopiedFile]) -> Result<(), PlanError> {
     if !copied.iter().any(|file| file.name == "tokenizer.json") {
-        return Err(PlanError::NoTokenizer);
+        return Err(PlanError::NoTokenizer { what: "`rotation = \"measure\"` scores text" });
     }
     match recipe.transform_text() {
-        Some(path) if !path.exists() => Err(PlanError::NoText { path }),
-        _ => Ok(()),
+        Some(path) => match std::fs::metadata(&path) {
+            Ok(_) => Ok(()),
+            Err(source) => Err(PlanError::NoText { path, source }),
+        },
+        None => Ok(()),
     }
 }
 
@@ -444,6 +475,23 @@ impl Plan {
         plan_with(self.recipe.clone(), self.source.clone(), limits, Rounding::None)
     }
 
+    /// The text that the recipe calibrates on, whether or not an encoder asks for it.
+    ///
+    /// # Errors
+    /// Those of the text and a missing tokenizer.
+    pub fn calibrated_text(&self) -> Result<CalibrationPlan, PlanError> {
+        CalibrationPlan::text(&self.recipe, &self.copied)
+    }
+
+    /// Which basis inputs of linear layers are in: `none` for the source's own, else a digest of what decides it.
+    pub fn basis(&self) -> String {
+        let Some(fold) = &self.fold else { return "none".to_owned() };
+        let rotation = self.recipe.transform.rotation;
+        let decides =
+            (&fold.residual, &fold.values, fold.gains, fold.channels(), rotation.seed, rotation.steps);
+        Digest::of(&canonical_json(&decides)).to_string()
+    }
+
     /// Bytes that the artifact takes on disk; provenance is estimated at half a KiB a tensor.
     pub fn disk(&self) -> Bytes {
         let side: u64 = self.side.iter().map(|file| file.bytes.len() as u64).sum();
@@ -476,6 +524,7 @@ impl Plan {
             "tool": self.tool, "stages": stages, "tensors": tensors, "modules": modules,
             "files": files, "side": side, "copied": copied,
             "rotations": self.fold.as_ref().map(|fold| (&fold.residual, &fold.values)),
+            "calibration": self.calibration.as_ref().map(|calibration| calibration.sha256),
             "rotation_seed": self.recipe.transform.rotation.seed,
             "rotation_steps": self.recipe.transform.rotation.steps,
         })))

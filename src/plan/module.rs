@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use super::{FoldPlan, Note, NoteKind, Rounding, Step};
 use crate::alloc::{Allocator, Assignment, Candidate, Rules};
-use crate::arch::{Fate, Folder, Model, Output};
+use crate::arch::{Fate, Folder, Model, Output, Role};
 use crate::artifact::layout::{Place, StoredTensor};
 use crate::checkpoint::Checkpoint;
 use crate::codec::{CodecSpec, Plane};
 use crate::failure::Problems;
-use crate::quant::{CAST, Grain};
+use crate::quant::{CAST, Grain, weighs};
 use crate::recipe::{Recipe, RecipeError};
 use crate::stage::ModuleWork;
 use crate::stage::pipeline::Pipeline;
@@ -33,6 +33,8 @@ pub struct Module {
     pub output: Output,
     /// Codec, encoder and reason.
     pub assignment: Assignment,
+    /// [`Candidate::computes`].
+    pub computes: bool,
     /// Changes of basis, in order, after the changes of layout.
     pub steps: Vec<Step>,
     /// The same as the stages need it.
@@ -60,6 +62,7 @@ impl Module {
         let (codec, model) = (assignment.codec, to.model.float);
         let steps = to.fold.map_or_else(Vec::new, |fold| fold.steps(&output));
         let folded = to.fold.and_then(|fold| fold.grain(&output, &steps));
+        let computes = computes(to.model, output.role);
         let (rows, row_elements) = matrix(&output, codec, folded.is_some());
         let own = stored.float();
         let float = match codec {
@@ -73,12 +76,18 @@ impl Module {
             stored,
             row_elements: usize::try_from(row_elements).expect("a mapped row fits in memory"),
             // A fold goes on in f32: rounding its input first would be an error of its own.
-            cast: (codec.quantizes() && own != Some(model) && folded.is_none()).then_some(model),
+            // So would it be for a search that weighs errors; only MLX's own bytes call for it.
+            cast: (codec.quantizes()
+                && own != Some(model)
+                && folded.is_none()
+                && !weighs(assignment.encoder))
+            .then_some(model),
             transforms: output.transforms.clone(),
             folded,
             codec,
             float,
             encoder: assignment.encoder,
+            solved: None,
         };
         let planes = work.planes();
         let tensors = planes.iter().map(|plane| StoredTensor {
@@ -95,6 +104,7 @@ impl Module {
             tensor,
             output,
             assignment,
+            computes,
             steps,
             work,
             rows,
@@ -185,7 +195,8 @@ pub(super) fn assign(
             };
             let stored = checkpoint.tensors()[*tensor].dtype.float();
             let narrow = narrow.filter(|(float, _)| stored != Some(*float)).map(|(_, codec)| codec);
-            Candidate { output, source_module, in_features: output.shape.last(), narrow }
+            let computes = computes(to.model, output.role);
+            Candidate { output, source_module, in_features: output.shape.last(), narrow, computes }
         })
         .collect();
     let allocator = Rules { recipe };
@@ -209,6 +220,15 @@ pub(super) fn assign(
         module
     });
     Ok((modules.collect(), allocator.id()))
+}
+
+/// Whether the trunk computes with a matrix on inputs that a text gives.
+fn computes(model: &Model, role: Role) -> bool {
+    match role {
+        Role::Linear | Role::Head | Role::Experts | Role::Router | Role::Decay => true,
+        Role::Embedding => model.tied,
+        _ => false,
+    }
 }
 
 fn owns_all(output: &Output) -> bool {

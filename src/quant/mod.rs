@@ -19,7 +19,28 @@ use crate::isa::Isa;
 use crate::tensor::Float;
 
 /// The encoders a recipe may name, in the order documents list them; the first is the default.
-pub const ENCODERS: &[&str] = &["mlx", "refit"];
+pub const ENCODERS: &[&str] = &["mlx", "refit", GPTQ, GPTQ_REFIT];
+
+/// Rounding with error feedback under the second moment of a layer's inputs.
+pub const GPTQ: &str = "gptq";
+
+/// The same with searched parameters, refined afterwards.
+pub const GPTQ_REFIT: &str = "gptq-refit";
+
+/// The encoder that needs no second moments and stands in where there are none: `mlx` for `gptq`, `refit` for
+/// `gptq-refit`, and every other for itself.
+pub fn base(encoder: &'static str) -> &'static str {
+    match encoder {
+        GPTQ => "mlx",
+        GPTQ_REFIT => "refit",
+        _ => encoder,
+    }
+}
+
+/// Whether an encoder weighs errors by the second moment of the inputs.
+pub fn weighs(encoder: &str) -> bool {
+    matches!(encoder, GPTQ | GPTQ_REFIT)
+}
 
 /// Every quantizer. Those not in [`ENCODERS`] follow from the codec: `cast` fills float storage.
 pub static QUANTIZERS: &[&dyn Quantizer] = &[&mlx::Mlx, &refit::Refit, &cast::Cast];

@@ -299,6 +299,40 @@ pub enum Mistake {
         /// As written.
         found: String,
     },
+    /// A word that the key does not know.
+    #[error("`{key}` cannot be `{found}`")]
+    UnknownWord {
+        /// The key.
+        key: &'static str,
+        /// As written.
+        found: String,
+        /// The words there are.
+        known: Vec<&'static str>,
+    },
+    /// A share out of its range.
+    #[error("`{key}` must be above 0 and at most 10, got {found}")]
+    ShareRange {
+        /// The key.
+        key: &'static str,
+        /// As written.
+        found: String,
+    },
+    /// Not a digest.
+    #[error("`{key}` must be 64 hexadecimal digits, got `{found}`")]
+    BadDigest {
+        /// The key.
+        key: &'static str,
+        /// As written.
+        found: String,
+    },
+    /// A key that says nothing without another.
+    #[error("`{key}` belongs to `{other}`, which is not given")]
+    NeedsKey {
+        /// The key.
+        key: &'static str,
+        /// What it needs.
+        other: &'static str,
+    },
     /// No such layout.
     #[error("no layout is called `{found}`")]
     UnknownLayout {
@@ -410,6 +444,7 @@ impl Mistake {
             Mistake::UnknownRotation { found } => {
                 suggest(found, RotationKind::NAMES.iter().map(|(name, _)| *name))
             }
+            Mistake::UnknownWord { found, known, .. } => suggest(found, known.iter().copied()),
             Mistake::UnknownLayout { found } => suggest(found, Layout::NAMES.iter().map(|(name, _)| *name)),
             Mistake::RotationTakesNo { .. } | Mistake::RotationNeedsGains => "leave it out".into(),
             Mistake::ValuesTwice { .. } => "leave one of the two out".into(),

@@ -20,6 +20,10 @@ pub enum Section {
     Transform,
     /// `rotation` of `[transform]`.
     Rotation,
+    /// `[calibration]`.
+    Calibration,
+    /// `[gptq]`.
+    Gptq,
     /// `[output]`.
     Output,
     /// The parameters of `affine`.
@@ -28,7 +32,7 @@ pub enum Section {
 
 impl Section {
     /// Every table, in the order documents list them.
-    pub const ALL: [Section; 9] = [
+    pub const ALL: [Section; 11] = [
         Section::Top,
         Section::Source,
         Section::Default,
@@ -36,6 +40,8 @@ impl Section {
         Section::Keep,
         Section::Transform,
         Section::Rotation,
+        Section::Calibration,
+        Section::Gptq,
         Section::Output,
         Section::Affine,
     ];
@@ -50,6 +56,8 @@ impl Section {
             Section::Keep => "`[keep]`",
             Section::Transform => "`[transform]`",
             Section::Rotation => "`rotation`",
+            Section::Calibration => "`[calibration]`",
+            Section::Gptq => "`[gptq]`",
             Section::Output => "`[output]`",
             Section::Affine => "`affine`",
         }
@@ -65,6 +73,8 @@ impl Section {
             Section::Keep => "keep.",
             Section::Transform => "transform.",
             Section::Rotation => "transform.rotation.",
+            Section::Calibration => "calibration.",
+            Section::Gptq => "gptq.",
             Section::Output => "output.",
             Section::Affine => "codec.affine.",
         }
@@ -150,12 +160,26 @@ pub static KEYS: &[Key] = &[
         "none",
         "Changes of basis that leave what the model computes as it is",
     ),
+    key(
+        Section::Top,
+        "calibration",
+        "table",
+        "the built-in text",
+        "The text whose activations weigh the errors of `gptq` and `gptq-refit`",
+    ),
+    key(Section::Top, "gptq", "table", "none", "How these two round"),
     key(Section::Top, "output", "table", "none", "Where the artifact goes and how it is split"),
     key(Section::Source, "path", "path", "none", "A folder that holds a checkpoint"),
     key(Section::Source, "hub", "string", "none", "A Hugging Face repository, `org/name`"),
     key(Section::Source, "revision", "string", "required with `hub`", "The commit: 40 hexadecimal digits"),
     key(Section::Default, "codec", "codec", "required", "How weights are stored"),
-    key(Section::Default, "encoder", "string", "`\"mlx\"`", "How codes are found: `mlx` or `refit`"),
+    key(
+        Section::Default,
+        "encoder",
+        "string",
+        "`\"mlx\"`",
+        "How codes are found: `mlx`, `refit`, `gptq` or `gptq-refit`",
+    ),
     key(Section::Rule, "match", "glob", "required", "Which modules"),
     key(Section::Rule, "codec", "codec", "required", "How their weights are stored"),
     key(
@@ -246,6 +270,75 @@ pub static KEYS: &[Key] = &[
         "Width of a block of `block-hadamard`; must divide the stream's width",
     ),
     key(Section::Rotation, "steps", "integer", "`60`", "Most steps of descent of `optrot`; 1 to 10000"),
+    key(
+        Section::Calibration,
+        "text",
+        "path",
+        "built-in text",
+        "A JSONL file of `text` or `messages`, the latter through the chat template",
+    ),
+    key(Section::Calibration, "sha256", "string", "none", "What the SHA-256 of `text` must be"),
+    key(Section::Calibration, "rows", "integer", "`128`", "Rows to take; 1 to 1048576"),
+    key(Section::Calibration, "context", "integer", "`512`", "Most tokens of a row; 16 to 1048576"),
+    key(
+        Section::Calibration,
+        "packing",
+        "string",
+        "`\"documents\"`",
+        "`documents`: a row is the beginning of one; `joined`: documents in a row, an end token after each, cut into rows \
+         of one length",
+    ),
+    key(
+        Section::Calibration,
+        "seed",
+        "integer",
+        "`seed`",
+        "Which documents come first; 0 to 9223372036854775807",
+    ),
+    key(
+        Section::Calibration,
+        "activations",
+        "string",
+        "`\"unrounded\"`",
+        "Whose activations: `unrounded`, the source's; `sequential`, those of the layers before as they will be stored",
+    ),
+    key(
+        Section::Calibration,
+        "hessians",
+        "path",
+        "none",
+        "A file of second moments to use instead of a text, as `tqc calibrate` writes it",
+    ),
+    key(
+        Section::Calibration,
+        "few-tokens",
+        "string",
+        "`\"shared\"`",
+        "What experts get that saw fewer than `expert-tokens`: `shared`, the second moment of all experts of the layer; \
+         `nearest`, rounding to nearest",
+    ),
+    key(Section::Calibration, "expert-tokens", "integer", "`256`", "See `few-tokens`; 0 to 16777216"),
+    key(
+        Section::Gptq,
+        "damping",
+        "number",
+        "`0.01`",
+        "What is first added to the diagonal of second moments, over its mean; above 0, at most 10",
+    ),
+    key(
+        Section::Gptq,
+        "act-order",
+        "boolean",
+        "`false`",
+        "Columns are rounded in falling order of their inputs' size; where they are stored does not change",
+    ),
+    key(
+        Section::Gptq,
+        "sweeps",
+        "integer",
+        "`2`",
+        "Rounds of coordinate descent on codes, scales and biases of `gptq-refit`; 0 to 100",
+    ),
     key(Section::Output, "directory", "path", "the command's choice", "The artifact's folder; not inherited"),
     key(
         Section::Output,

@@ -11,6 +11,7 @@
 //! or anything after a bare `*`) is dropped. `keep` adds up. `name`, `description` and
 //! `output.directory` belong to one artifact and are not inherited.
 
+mod calibration;
 mod dom;
 mod error;
 pub mod keys;
@@ -25,6 +26,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+pub use self::calibration::{Activations, Calibration, FewTokens, GptqChoice, Packing};
 pub use self::error::{CODECS, FileProblem, Mistake, RecipeError};
 pub use self::lock::{Difference, Lock, LockError, LockMistake, differences_text};
 pub use self::pattern::{BadPattern, Pattern, Scope};
@@ -73,6 +75,10 @@ pub struct Recipe {
     pub keep: Vec<KeepPattern>,
     /// Changes of basis.
     pub transform: Transforms,
+    /// The text that weighs errors.
+    pub calibration: Calibration,
+    /// How rounding under second moments goes about it.
+    pub gptq: GptqChoice,
     /// Where to, and how split.
     pub output: Output,
     /// Where stages that draw random numbers start.
@@ -250,6 +256,7 @@ impl Recipe {
         }
         let transform = transform::join(sheets.iter().map(|sheet| &sheet.transform), &mut report);
         problems.append(&mut report.problems);
+        let (calibration, gptq) = calibration::join(sheets.iter().map(|sheet| &sheet.calibration));
 
         let source = sheets.iter().find_map(|sheet| sheet.source.clone());
         let pipeline = sheets.iter().find_map(|sheet| sheet.pipeline.clone());
@@ -304,6 +311,8 @@ impl Recipe {
             rules,
             keep,
             transform,
+            calibration,
+            gptq,
             output,
             seed,
             origins,
@@ -347,9 +356,31 @@ impl Recipe {
         self
     }
 
+    /// The recipe with the file that it calibrates with, a text or second moments, in another place.
+    pub fn with_calibration(mut self, file: &Path) -> Self {
+        let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+        let calibration = &mut self.calibration;
+        let named =
+            if calibration.hessians.is_some() { &mut calibration.hessians } else { &mut calibration.text };
+        if named.is_some() {
+            *named = Some(file);
+        }
+        self
+    }
+
     /// The text that [`RotationKind::Measure`] scores on, from the folder of the file that states it.
     pub fn transform_text(&self) -> Option<PathBuf> {
         Some(self.resolve(self.transform.text.as_ref()?, self.transform.text_origin?))
+    }
+
+    /// The text to calibrate on, from the folder of the file that states it; `None` for the built-in one.
+    pub fn calibration_text(&self) -> Option<PathBuf> {
+        Some(self.resolve(self.calibration.text.as_ref()?, self.calibration.text_origin?))
+    }
+
+    /// The file of second moments to use, from the folder of the file that states it.
+    pub fn calibration_hessians(&self) -> Option<PathBuf> {
+        Some(self.resolve(self.calibration.hessians.as_ref()?, self.calibration.hessians_origin?))
     }
 
     /// The artifact's folder, from the folder of the file that states it.

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use toml::de::DeValue;
 
+use super::calibration::CalibrationSheet;
 use super::dom::{At, Report, Table, Value, parse};
 use super::error::{CODECS, Mistake};
 use super::keys::Section;
@@ -41,6 +42,7 @@ pub(super) struct Sheet {
     pub rules: Vec<Rule>,
     pub keep: Vec<KeepPattern>,
     pub transform: TransformSheet,
+    pub calibration: CalibrationSheet,
     pub directory: Option<At<PathBuf>>,
     pub shard_size: Option<Bytes>,
     pub layout: Option<At<Layout>>,
@@ -92,6 +94,12 @@ impl Sheet {
         }
         if let Some(value) = top.get("transform") {
             sheet.transform = TransformSheet::read(value, report);
+        }
+        if let Some(value) = top.get("calibration") {
+            sheet.calibration.read(value, report);
+        }
+        if let Some(value) = top.get("gptq") {
+            sheet.calibration.read_gptq(value, report);
         }
         if let Some(table) = top.get("output").and_then(|value| value.table(Section::Output, report)) {
             sheet.directory = table.get("directory").and_then(|value| path(value, report));

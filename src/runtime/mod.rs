@@ -10,6 +10,7 @@ mod draft;
 mod head;
 mod layer;
 mod many;
+mod residual;
 mod state;
 mod store;
 mod stream;
@@ -22,6 +23,7 @@ pub use draft::{Draft, DraftState, Drafted};
 pub use head::Head;
 pub use layer::{Layer, Observer, Span};
 pub use many::Part;
+pub use residual::Residual;
 pub use state::{DeltaState, KvCache, LayerState, State};
 pub use store::{Files, Store};
 pub use stream::Stream;
@@ -157,14 +159,14 @@ impl Ends {
 }
 
 /// The most rows that go through the layers together: wide enough for the kernels.
-const ROWS: usize = 512;
+pub const ROWS: usize = 512;
 
 /// Bytes of activations that a pass of a model in memory may hold.
 const ACTIVATIONS: usize = 32 << 20;
 
 /// Values of activations that a pass holds for each of its rows: the residual stream, its norm, what the layer
 /// gives, and the widest part of the layer.
-fn values_of_row(config: &DecoderConfig) -> usize {
+pub fn values_of_row(config: &DecoderConfig) -> usize {
     let attention = &config.attention;
     let queries = (if attention.gated { 4 } else { 2 }) * attention.q_heads * attention.head_dim;
     let delta = config.delta_net.map_or(0, |c| 3 * state::channels(&c) + 3 * c.value_heads * c.value_dim);

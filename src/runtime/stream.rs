@@ -4,10 +4,12 @@
 //! them, and its pages go back to the system after. What stays is the residual stream [rows, H] and, inside a layer,
 //! the activations of [`super::ROWS`] rows at a time and the states of the sequences in this one layer.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::head::final_hidden;
 use super::layer::{Layer, Observer, Span};
+use super::residual::Residual;
 use super::state::LayerState;
 use super::weights::Weights;
 use super::{Head, ROWS, RuntimeError, check_context, check_finite, check_tokens, values_of_row};
@@ -22,7 +24,7 @@ pub struct Stream<'a> {
     /// Tokens of each sequence.
     lengths: Vec<usize>,
     /// [rows, H]
-    x: Vec<f32>,
+    x: Residual,
     /// Layers done.
     layer: usize,
 }
@@ -33,6 +35,23 @@ impl<'a> Stream<'a> {
     /// # Errors
     /// [`RuntimeError`] for an empty batch or sequence, ids out of range, and sequences longer than the context.
     pub fn new(weights: &'a Weights, cpu: Arc<Cpu>, sequences: &[Vec<u32>]) -> Result<Self, RuntimeError> {
+        let rows: usize = sequences.iter().map(Vec::len).sum();
+        Self::keeping(weights, cpu, sequences, Residual::in_memory(rows * weights.decoder.hidden))
+    }
+
+    /// The same, with the residual stream kept in `x`.
+    ///
+    /// # Errors
+    /// As [`Stream::new`].
+    ///
+    /// # Panics
+    /// If `x` does not have the batch's size.
+    pub fn keeping(
+        weights: &'a Weights,
+        cpu: Arc<Cpu>,
+        sequences: &[Vec<u32>],
+        mut x: Residual,
+    ) -> Result<Self, RuntimeError> {
         if sequences.is_empty() || sequences.iter().any(Vec::is_empty) {
             return Err(RuntimeError::NoTokens);
         }
@@ -42,13 +61,30 @@ impl<'a> Stream<'a> {
         }
         let root = weights.decoder.root;
         let rows: usize = sequences.iter().map(Vec::len).sum();
-        let mut x = vec![0.0; rows * weights.decoder.hidden];
+        assert_eq!(x.len(), rows * weights.decoder.hidden, "the residual stream of this batch");
         let tokens = sequences.iter().flatten().map(|token| *token as usize);
         for (row, token) in x.chunks_exact_mut(weights.decoder.hidden).zip(tokens) {
             weights.packed_rows(&format!("{root}.embed_tokens"), token..token + 1)?.decode(0..1, row);
         }
         weights.release(&format!("{root}.embed_tokens."));
         Ok(Self { weights, cpu, lengths: sequences.iter().map(Vec::len).collect(), x, layer: 0 })
+    }
+
+    /// A batch that has gone through `layer` layers already, with what its residual stream then was.
+    ///
+    /// # Panics
+    /// If `x` does not have the batch's size.
+    pub fn after(
+        weights: &'a Weights,
+        cpu: Arc<Cpu>,
+        sequences: &[Vec<u32>],
+        layer: usize,
+        x: Residual,
+    ) -> Self {
+        let lengths: Vec<usize> = sequences.iter().map(Vec::len).collect();
+        let rows: usize = lengths.iter().sum();
+        assert_eq!(x.len(), rows * weights.decoder.hidden, "the residual stream of this batch");
+        Self { weights, cpu, lengths, x, layer }
     }
 
     /// Bytes that a batch holds for each token, from its first layer to its last.
@@ -75,9 +111,15 @@ impl<'a> Stream<'a> {
     ///
     /// # Panics
     /// If it does not have the batch's size.
-    pub fn resume(&mut self, layer: usize, residual: Vec<f32>) {
+    pub fn resume(&mut self, layer: usize, residual: impl Into<Residual>) {
+        let residual = residual.into();
         assert_eq!(residual.len(), self.x.len(), "the residual stream of the same batch");
         (self.layer, self.x) = (layer, residual);
+    }
+
+    /// Gives up the residual stream.
+    pub fn into_residual(self) -> Residual {
+        self.x
     }
 
     /// Bytes of weights in layer `layer`.
@@ -138,6 +180,15 @@ impl<'a> Stream<'a> {
     /// As [`Weights::vector`].
     pub fn final_hidden(&self) -> Result<Vec<f32>, RuntimeError> {
         final_hidden(self.weights, &self.cpu, &self.x)
+    }
+
+    /// The same of some rows.
+    ///
+    /// # Errors
+    /// As [`Weights::vector`].
+    pub fn final_hidden_of(&self, rows: Range<usize>) -> Result<Vec<f32>, RuntimeError> {
+        let width = self.weights.decoder.hidden;
+        final_hidden(self.weights, &self.cpu, &self.x[rows.start * width..rows.end * width])
     }
 
     /// Gives the logits of every row to `take`, some rows at a time: first row, values [rows, V].

@@ -10,15 +10,17 @@
 mod ingest;
 pub mod pipeline;
 mod quantize;
+mod solved;
 mod transform;
 
 use std::sync::Arc;
 
 pub use ingest::find_non_finite;
+pub use solved::{Place, Solved};
 
 use crate::codec::{self, CodecSpec, Plane};
 use crate::isa::Isa;
-use crate::quant::{Grain, QuantError, Quantizer, Repairs, RowLoss};
+use crate::quant::{self, Grain, QuantError, Quantizer, Repairs, RowLoss};
 use crate::tensor::{Dtype, Float};
 use crate::transform::Transform;
 
@@ -54,8 +56,10 @@ pub struct ModuleWork {
     pub codec: CodecSpec,
     /// Dtype of the scales and biases, or of the values if the codec stores floats.
     pub float: Float,
-    /// The search, by name in the registry.
+    /// The search, by name.
     pub encoder: &'static str,
+    /// What a search that weighs errors has found; the stages are passed over.
+    pub solved: Option<Arc<Solved>>,
 }
 
 /// Some whole rows of one module on their way through the stages.
@@ -145,8 +149,8 @@ impl ModuleWork {
         planes.expect("the allocator checked the group")
     }
 
-    /// The quantizer named by `encoder`.
+    /// The quantizer named by `encoder`, or what stands in for it.
     pub fn quantizer(&self) -> &'static dyn Quantizer {
-        crate::quant::quantizer(self.encoder).expect("plans name only registered encoders")
+        quant::quantizer(quant::base(self.encoder)).expect("plans name only registered encoders")
     }
 }

@@ -4,6 +4,7 @@
 //! `generation_config.json` are read; `docs/text.md` says what of them. Where another program defines the
 //! answer (`tokenizers`, `transformers` with Jinja2), goldens made by it are in `goldens/`.
 
+pub mod documents;
 mod error;
 mod files;
 mod generation;

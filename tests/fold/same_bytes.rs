@@ -102,7 +102,7 @@ fn an_interrupted_build_keeps_the_rotations_that_it_found() {
     use tqc::failure::Exit;
     let dir = temp();
     let text = "[default]\ncodec = \"bf16\"\n[transform]\nrotation = { kind = \"optrot\", steps = 6 }\n";
-    let plan = planned(dir.path(), text, &fixture("llama-tied"));
+    let plan = std::sync::Arc::new(planned(dir.path(), text, &fixture("llama-tied")));
     let run = |target: &Path, words: &str, unfinished| {
         let stop = AtomicBool::new(false);
         let progress = Until { words, stop: &stop, steps: Default::default() };
@@ -116,7 +116,7 @@ fn an_interrupted_build_keeps_the_rotations_that_it_found() {
     let target = dir.path().join("artifact");
     let (ended, _) = run(&target, "comparing layer", Unfinished::Refuse);
     assert_eq!(ended.unwrap_err().exit(), Exit::Interrupted);
-    assert!(!target.exists() && dir.path().join(".artifact.building/rotations/r1").exists());
+    assert!(!target.exists() && dir.path().join(".artifact.building/found/r1").exists());
     let (resumed, steps) = run(&target, "never", Unfinished::Resume);
     assert_eq!(steps, 0, "nothing is looked for twice");
     assert_eq!(resumed.unwrap(), whole.unwrap());
@@ -124,7 +124,7 @@ fn an_interrupted_build_keeps_the_rotations_that_it_found() {
     // A file that is not whole is looked for again.
     let (ended, _) = run(&target, "comparing layer", Unfinished::Refuse);
     assert_eq!(ended.unwrap_err().exit(), Exit::Interrupted);
-    let r1 = dir.path().join(".artifact.building/rotations/r1");
+    let r1 = dir.path().join(".artifact.building/found/r1");
     let mut bytes = std::fs::read(&r1).unwrap();
     bytes[400] ^= 1;
     std::fs::write(&r1, bytes).unwrap();

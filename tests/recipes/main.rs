@@ -193,6 +193,8 @@ fn every_known_key_of_the_wrong_type_is_refused_at_its_place() {
             keys::Section::Keep => format!("keep.{name} = 1979-05-27"),
             keys::Section::Transform => format!("transform.{name} = 1979-05-27"),
             keys::Section::Rotation => format!("transform.rotation.{name} = 1979-05-27"),
+            keys::Section::Calibration => format!("calibration.{name} = 1979-05-27"),
+            keys::Section::Gptq => format!("gptq.{name} = 1979-05-27"),
             keys::Section::Output => format!("output.{name} = 1979-05-27"),
             keys::Section::Affine => format!("default.codec.affine.{name} = 1979-05-27"),
         };
@@ -226,13 +228,15 @@ fn check(text: String) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-const SEEDS: [&str; 4] = [
+const SEEDS: [&str; 5] = [
     include_str!("../../recipes/qwen38-4bit.toml"),
     include_str!("wrong/many.toml"),
     "name = 'x'\nseed = 3\n[default]\ncodec.affine.bits = 4\ncodec.affine.group = 64\n[source]\nhub = 'a/b'\n\
      revision = '0123456789012345678901234567890123456789'\n[output]\nshard-size = '5GB'\n[keep]\ntensors = ['*']\n",
     "name = 'y'\n[default]\ncodec = 'f32'\n[transform]\ngamma-fold = true\nkey-balance = true\ntext = 'a.jsonl'\n\
      tokens = 64\nrotation = { kind = 'optrot', seed = 7, r2 = 'auto', steps = 9 }\n[output]\nlayout = 'huggingface'\n",
+    "name = 'z'\n[default]\ncodec.affine.bits = 3\ncodec.affine.group = 64\nencoder = 'gptq-refit'\n[calibration]\n\
+     text = 'a.jsonl'\nrows = 8\npacking = 'joined'\nactivations = 'sequential'\n[gptq]\ndamping = 0.1\nact-order = true\n",
 ];
 
 const WORDS: [&str; 24] = [

@@ -12,7 +12,6 @@ use crate::cli::generate::interrupt;
 use crate::cli::model::ModelArgs;
 use crate::cli::{Common, print};
 use crate::eval::EvalError;
-use crate::eval::documents::{self, Taking};
 use crate::eval::dump::Format;
 use crate::eval::dump::make::{Making, make};
 use crate::eval::identity::Identity;
@@ -20,6 +19,7 @@ use crate::failure::{Exit, Outcome};
 use crate::runtime::Weights;
 use crate::tensor::Float;
 use crate::text::Tokenizer;
+use crate::text::documents::{self, Taking};
 
 /// Keep what a teacher says about a text, to hold candidates against it.
 ///

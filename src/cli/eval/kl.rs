@@ -12,6 +12,7 @@ use super::{BudgetArgs, DbArgs, PathArgs, Started, Steps, nats};
 use crate::arch::Config;
 use crate::backend::Precision;
 use crate::backend::cpu::Cpu;
+use crate::calib::{Ngrams, Overlap};
 use crate::cli::Common;
 use crate::cli::generate::interrupt;
 use crate::cli::model::ModelArgs;
@@ -75,6 +76,8 @@ struct Report {
     #[serde(flatten)]
     summary: Summary,
     layers: Option<Vec<LayerKl>>,
+    /// How much of the dump's text the candidate was calibrated on; null if it was not, or does not say.
+    calibration_overlap: Option<Overlap>,
     model: Digest,
     dump: Digest,
     bits_per_weight: f64,
@@ -129,6 +132,8 @@ impl KlArgs {
             tokens_per_s: if seconds > 0.0 { timings.positions as f64 / seconds } else { 0.0 },
             summary,
             layers,
+            calibration_overlap: Ngrams::read(&dir)
+                .map(|seen| seen.overlap(dump.sequences.iter().map(|sequence| sequence.tokens.as_slice()))),
             model: identity.digest,
             dump: dump.digest,
             bits_per_weight: identity.bits_per_weight,
@@ -240,6 +245,12 @@ fn text(report: &Report, identity: &Identity) -> String {
         s.documents,
         s.non_finite,
     );
+    if let Some(overlap) = &report.calibration_overlap {
+        out.push_str(&format!(
+            "calibration   saw {} of {} runs of {} tokens, and all of {} of {} sequences\n",
+            overlap.shared, overlap.runs, overlap.length, overlap.whole, overlap.sequences
+        ));
+    }
     let t = &report.timings;
     let seconds = t.layers_s + t.heads_s + t.divergence_s;
     if seconds > 0.0 {

@@ -22,9 +22,9 @@ use memmap2::Mmap;
 use super::{Content, Dump, Format, NoiseFloor, Record, SequenceRecord, Teacher, VERSION};
 use crate::digest::Digest;
 use crate::eval::EvalError;
-use crate::eval::documents::{Sequence, tokens_digest};
 use crate::eval::dump::topk::Top;
 use crate::failure::Outcome;
+use crate::text::documents::{Sequence, tokens_digest};
 
 const MAGIC: &[u8] = b"_logits_";
 

@@ -20,7 +20,6 @@ use crate::artifact::layout::{StoredTensor, header};
 use crate::artifact::open::file_digest;
 use crate::backend::cpu::Cpu;
 use crate::digest::{Digest, Hasher, canonical_json};
-use crate::eval::documents::{Documents, Sequence, tokens_digest};
 use crate::eval::forward::{Forward, Need};
 use crate::eval::identity::Identity;
 use crate::eval::work::{DONE, RESIDUAL, Work};
@@ -32,6 +31,7 @@ use crate::numeric::{narrow, widen};
 use crate::process::PeakMemory;
 use crate::runtime::{Head, Weights};
 use crate::tensor::{Dtype, Float, Layout};
+use crate::text::documents::{Documents, Sequence, tokens_digest};
 use crate::tool::Tool;
 use crate::units::Bytes;
 

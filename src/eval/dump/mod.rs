@@ -27,7 +27,6 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::EvalError;
-use super::documents::{Sequence, TextRecord, tokens_digest};
 use crate::artifact::open::file_digest;
 use crate::backend::Packed;
 use crate::backend::cpu::Cpu;
@@ -38,6 +37,7 @@ use crate::isa::Isa;
 use crate::numeric::widen;
 use crate::runtime::{Head, Weights};
 use crate::tensor::Float;
+use crate::text::documents::{Sequence, TextRecord, tokens_digest};
 
 /// Version of the record's shape.
 pub const VERSION: u32 = 1;

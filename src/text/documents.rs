@@ -1,19 +1,68 @@
-//! Text to measure on: documents of a JSONL file, as token sequences.
+//! Text to measure on or to calibrate with: documents of a JSONL file, as token sequences.
 //!
 //! A line is an object with `text`, or with `messages` (objects with `role` and `content`), which go through the
 //! model's chat template; other keys are not read. Blank lines are skipped. A document is a cluster: its tokens are
 //! not independent of each other, and every interval counts documents.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::EvalError;
+use super::{ChatTemplate, Conversation, Json, Tokenizer};
 use crate::digest::{Digest, canonical_json};
-use crate::failure::Outcome;
-use crate::text::{ChatTemplate, Conversation, Json, Tokenizer};
+use crate::failure::{Exit, Failure, Outcome};
+
+/// Why documents could not be taken.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum DocumentsError {
+    #[error("cannot read `{path}`: {source}")]
+    Read { path: PathBuf, source: io::Error },
+    #[error("`{path}`, line {line}: {problem}")]
+    Line { path: PathBuf, line: usize, problem: String },
+    #[error("`{path}` holds no text")]
+    NoText { path: PathBuf },
+    #[error(
+        "`{path}`, line {line}: the text is {found} token, but there is nothing to compare in fewer than 2"
+    )]
+    ShortText { path: PathBuf, line: usize, found: usize },
+    #[error("`{path}`: none of {documents} documents has {min_tokens} tokens")]
+    AllShort { path: PathBuf, documents: usize, min_tokens: usize },
+}
+
+impl Failure for DocumentsError {
+    fn exit(&self) -> Exit {
+        match self {
+            // What was asked for is not there to be read: the request's fault.
+            DocumentsError::Read { source, .. }
+                if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::IsADirectory) =>
+            {
+                Exit::Request
+            }
+            DocumentsError::Read { .. } => Exit::Machine,
+            DocumentsError::AllShort { .. } => Exit::Request,
+            _ => Exit::Input,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        let text = match self {
+            DocumentsError::Read { .. } => return None,
+            DocumentsError::Line { .. } => {
+                "each line is one JSON object with `text`, or with `messages` for the chat template"
+            }
+            DocumentsError::NoText { .. } => "give a file with at least one line of JSON",
+            DocumentsError::ShortText { .. } => {
+                "remove the line, or leave short documents out with `--min-tokens N` (they are counted)"
+            }
+            DocumentsError::AllShort { .. } => "lower `--min-tokens`, or give longer documents",
+        };
+        Some(text.to_owned())
+    }
+}
 
 /// How documents are taken from a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,17 +123,18 @@ pub struct TextRecord {
 /// Reads and tokenizes the documents of `path`; `dir` is the model's folder, for its chat template.
 ///
 /// # Errors
-/// [`EvalError::Io`], [`EvalError::Line`], [`EvalError::NoText`], [`EvalError::ShortText`],
-/// [`EvalError::AllShort`], and those of tokenizer and template.
+/// [`DocumentsError::Read`], [`DocumentsError::Line`], [`DocumentsError::NoText`], [`DocumentsError::ShortText`],
+/// [`DocumentsError::AllShort`], and those of tokenizer and template.
 pub fn read(path: &Path, dir: &Path, tokenizer: &Tokenizer, taking: Taking) -> Outcome<Documents> {
-    let bytes = std::fs::read(path).map_err(EvalError::io("read", path))?;
+    let bytes =
+        std::fs::read(path).map_err(|source| DocumentsError::Read { path: path.to_owned(), source })?;
     parse(path, &bytes, dir, tokenizer, taking)
 }
 
 /// [`read`] of a file's bytes; `path` is what messages call it.
 ///
 /// # Errors
-/// As [`read`], but for [`EvalError::Io`].
+/// As [`read`], but for [`DocumentsError::Read`].
 pub fn parse(
     path: &Path,
     bytes: &[u8],
@@ -112,14 +162,14 @@ pub fn parse(
             break;
         }
         let number = i + 1;
-        let bad = |problem: String| EvalError::Line { path: path.to_owned(), line: number, problem };
+        let bad = |problem: String| DocumentsError::Line { path: path.to_owned(), line: number, problem };
         let value: Value = serde_json::from_slice(line).map_err(|error| bad(error.to_string()))?;
         let mut tokens = tokens_of(&value, dir, tokenizer, &mut template, &bad)?;
         let least = taking.min_tokens.unwrap_or(2).max(2);
         if tokens.len() < least {
             if taking.min_tokens.is_none() {
                 let (path, found) = (path.to_owned(), tokens.len());
-                return Err(EvalError::ShortText { path, line: number, found }.into());
+                return Err(DocumentsError::ShortText { path, line: number, found }.into());
             }
             found.record.short += 1;
             continue;
@@ -140,10 +190,10 @@ pub fn parse(
     if found.sequences.is_empty() {
         let path = path.to_owned();
         return Err(match found.record.short {
-            0 => EvalError::NoText { path }.into(),
+            0 => DocumentsError::NoText { path }.into(),
             documents => {
                 let min_tokens = taking.min_tokens.unwrap_or(2);
-                EvalError::AllShort { path, documents, min_tokens }.into()
+                DocumentsError::AllShort { path, documents, min_tokens }.into()
             }
         });
     }
@@ -155,7 +205,7 @@ fn tokens_of(
     dir: &Path,
     tokenizer: &Tokenizer,
     template: &mut Option<ChatTemplate>,
-    bad: &dyn Fn(String) -> EvalError,
+    bad: &dyn Fn(String) -> DocumentsError,
 ) -> Outcome<Vec<u32>> {
     match (value.get("text"), value.get("messages")) {
         (Some(Value::String(text)), None) => Ok(tokenizer.encode(text, true)?),

@@ -1,0 +1,252 @@
+//! Second moments in files: a table of contents, and the matrices in safetensors beside it.
+//!
+//! `docs/formats/hessians.md` is the layout for others to write and read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Write as _;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::inputs::{Input, InputKey, Inputs};
+use super::{CalibError, io};
+use crate::artifact::layout::{StoredTensor, header};
+use crate::artifact::open::file_digest;
+use crate::artifact::provenance::CalibrationText;
+use crate::checkpoint::{Checkpoint, is_plain};
+use crate::digest::{Digest, canonical_json};
+use crate::failure::Outcome;
+use crate::linalg::Symmetric;
+use crate::plan::Plan;
+use crate::tensor::{Dtype, Layout, Shape};
+
+/// The table of contents' name.
+pub const CONTENTS: &str = "hessians.json";
+
+/// What its `format` says.
+const FORMAT: &str = "tqc-hessians/1";
+
+/// How far two mirrored values may be apart, over the larger diagonal entry of the two.
+const ASYMMETRY: f32 = 1e-3;
+
+/// The table of contents.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Contents {
+    /// `tqc-hessians/1`.
+    pub format: String,
+    /// `model_type` of the model.
+    pub model_type: String,
+    /// [`Checkpoint::shapes_digest`] of the model.
+    pub tensors_sha256: Digest,
+    /// [`Plan::basis`] that inputs are in.
+    pub basis: String,
+    /// The rows; null if another program took them.
+    pub text: Option<CalibrationText>,
+    /// One row a sum.
+    pub inputs: Vec<InputRow>,
+    /// Files beside this one, with their SHA-256.
+    pub files: BTreeMap<String, Digest>,
+}
+
+/// One sum.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InputRow {
+    /// What its tensors' names begin with.
+    pub name: String,
+    /// Modules that read these inputs, as rules name them.
+    pub modules: Vec<String>,
+    /// Number of the expert; null for other modules.
+    pub expert: Option<usize>,
+    /// Tokens that were summed over.
+    pub tokens: u64,
+    /// The file that holds `NAME.hessian` and `NAME.magnitude`.
+    pub file: String,
+}
+
+/// Writes sums of one layer into `out`/`file`; gives back their rows.
+///
+/// # Errors
+/// Those of the file system.
+pub(super) fn write(out: &Path, file: &str, inputs: &Inputs) -> Result<(Vec<InputRow>, Digest), CalibError> {
+    let path = out.join(file);
+    let mut rows = Vec::new();
+    let mut tensors = Vec::new();
+    for (key, input, readers) in inputs.iter() {
+        let channels = input.magnitude.len() as u64;
+        let name = match key.expert {
+            Some(expert) => format!("{}.{expert}", key.module),
+            None => key.module.clone(),
+        };
+        for (suffix, shape) in
+            [("hessian", Shape::from([channels, channels])), ("magnitude", Shape::from([channels]))]
+        {
+            let bytes = 4 * shape.elements().expect("a matrix that was summed");
+            tensors.push(StoredTensor { name: format!("{name}.{suffix}"), dtype: Dtype::F32, shape, bytes });
+        }
+        rows.push(InputRow {
+            name,
+            modules: readers.into_iter().map(str::to_owned).collect(),
+            expert: key.expert,
+            tokens: input.tokens,
+            file: file.to_owned(),
+        });
+    }
+    let beside = out.join(format!("{file}.new"));
+    let result = (|| {
+        let mut to = std::io::BufWriter::new(File::create(&beside)?);
+        to.write_all(&header(&tensors.iter().collect::<Vec<_>>(), Layout::Mlx))?;
+        for (_, input, _) in inputs.iter() {
+            let channels = input.magnitude.len();
+            let mut row = vec![0.0; channels];
+            for i in 0..channels {
+                input.hessian.gather(i..i + 1, &mut row);
+                for value in &row {
+                    to.write_all(&value.to_le_bytes())?;
+                }
+            }
+            for sum in &input.magnitude {
+                to.write_all(&(*sum as f32).to_le_bytes())?;
+            }
+        }
+        to.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_data()?;
+        std::fs::rename(&beside, &path)?;
+        file_digest(&path)
+    })();
+    Ok((rows, result.map_err(io("write", &path))?))
+}
+
+/// Writes the table of contents into `out`.
+///
+/// # Errors
+/// Those of the file system.
+pub(super) fn write_contents(
+    out: &Path,
+    plan: &Plan,
+    text: CalibrationText,
+    inputs: Vec<InputRow>,
+    files: BTreeMap<String, Digest>,
+) -> Result<(), CalibError> {
+    let contents = Contents {
+        format: FORMAT.to_owned(),
+        model_type: plan.model.model_type.clone(),
+        tensors_sha256: plan.checkpoint.shapes_digest(),
+        basis: plan.basis(),
+        text: Some(text),
+        inputs,
+        files,
+    };
+    let path = out.join(CONTENTS);
+    std::fs::write(&path, canonical_json(&contents)).map_err(io("write", &path))
+}
+
+/// Second moments that a file holds.
+pub struct Moments {
+    /// The table of contents.
+    pub contents: Contents,
+    checkpoint: Checkpoint,
+}
+
+impl Moments {
+    /// Opens the table of contents at `path` and the files beside it, and checks that they are of the plan's model and
+    /// basis.
+    ///
+    /// # Errors
+    /// [`CalibError::NotMoments`], [`CalibError::OtherMoments`], [`CalibError::Io`]; those of the safetensors files.
+    pub fn open(path: &Path, plan: &Plan) -> Outcome<Self> {
+        let bad = |problem: String| CalibError::NotMoments { path: path.to_owned(), problem };
+        let bytes = std::fs::read(path).map_err(io("read", path))?;
+        let contents: Contents = serde_json::from_slice(&bytes).map_err(|error| bad(error.to_string()))?;
+        if contents.format != FORMAT {
+            return Err(bad(format!("its format is `{}`, not `{FORMAT}`", contents.format)).into());
+        }
+        let other = |what, found: String, needed: String| CalibError::OtherMoments {
+            path: path.to_owned(),
+            what,
+            found,
+            needed,
+        };
+        let needed = plan.checkpoint.shapes_digest();
+        if contents.tensors_sha256 != needed {
+            let found = contents.tensors_sha256.to_string();
+            return Err(other("model", found, needed.to_string()).into());
+        }
+        if contents.basis != plan.basis() {
+            return Err(other("basis", contents.basis, plan.basis()).into());
+        }
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let files: BTreeSet<&String> = contents.inputs.iter().map(|row| &row.file).collect();
+        for file in &files {
+            let Some(needed) = contents.files.get(*file).filter(|_| is_plain(file)) else {
+                return Err(bad(format!("it has no digest of `{file}`")).into());
+            };
+            let path = folder.join(file);
+            let found = file_digest(&path).map_err(io("read", &path))?;
+            if found != *needed {
+                return Err(bad(format!("`{file}` has SHA-256 {found}, but should have {needed}")).into());
+            }
+        }
+        let files: Vec<String> = files.into_iter().cloned().collect();
+        let checkpoint = Checkpoint::open_files(folder, &files)?;
+        Ok(Self { contents, checkpoint })
+    }
+
+    /// The second moments of what goes into a module; of all its experts.
+    ///
+    /// # Errors
+    /// [`CalibError::NoMoments`] if there are none; [`CalibError::NotMoments`] for a matrix that is not of K channels,
+    /// not symmetric, not finite, or negative on its diagonal.
+    pub(super) fn inputs(&self, path: &Path, module: &str, channels: usize) -> Result<Inputs, CalibError> {
+        let rows = self.contents.inputs.iter().filter(|row| row.modules.iter().any(|m| m == module));
+        let mut inputs = Inputs::default();
+        for row in rows {
+            let bad = |problem: String| CalibError::NotMoments { path: path.to_owned(), problem };
+            let full = self.values(&format!("{}.hessian", row.name), &[channels, channels]).map_err(bad)?;
+            check(&full, channels).map_err(|problem| bad(format!("`{}.hessian` {problem}", row.name)))?;
+            let magnitude = self.values(&format!("{}.magnitude", row.name), &[channels]).unwrap_or_default();
+            let input = Input {
+                hessian: Symmetric::from_full(&full, channels),
+                magnitude: magnitude.into_iter().map(f64::from).collect(),
+                tokens: row.tokens,
+            };
+            inputs.insert(InputKey { module: module.to_owned(), expert: row.expert }, input);
+        }
+        if inputs.is_empty() {
+            return Err(CalibError::NoMoments { path: path.to_owned(), module: module.to_owned() });
+        }
+        Ok(inputs)
+    }
+
+    /// A tensor's values, if it is f32 and of this shape.
+    fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, String> {
+        let entry = self.checkpoint.get(name).ok_or_else(|| format!("there is no tensor `{name}`"))?;
+        let needed = Shape(shape.iter().map(|d| *d as u64).collect());
+        if (entry.dtype, &entry.shape) != (Dtype::F32, &needed) {
+            return Err(format!("`{name}` is {} {}, not F32 {needed}", entry.dtype, entry.shape));
+        }
+        let bytes = self.checkpoint.bytes(entry).as_chunks::<4>().0;
+        Ok(bytes.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+    }
+}
+
+/// What is wrong with a matrix of second moments.
+fn check(full: &[f32], n: usize) -> Result<(), String> {
+    if let Some(at) = full.iter().position(|value| !value.is_finite()) {
+        return Err(format!("holds {} at [{}, {}]", full[at], at / n, at % n));
+    }
+    for i in 0..n {
+        let diagonal = full[i * n + i];
+        if diagonal < 0.0 {
+            return Err(format!("holds {diagonal} at [{i}, {i}], which is no mean of squares"));
+        }
+        for j in 0..i {
+            let (a, b) = (full[i * n + j], full[j * n + i]);
+            if (a - b).abs() > ASYMMETRY * diagonal.max(full[j * n + j]) {
+                return Err(format!("is not symmetric: {a} at [{i}, {j}], but {b} at [{j}, {i}]"));
+            }
+        }
+    }
+    Ok(())
+}
