@@ -12,6 +12,7 @@ pub mod float;
 pub mod mxfp;
 
 use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -116,6 +117,18 @@ impl CodecSpec {
         !matches!(self, CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 | CodecSpec::F32)
     }
 
+    /// Bits of one code or float; `None` for [`CodecSpec::Keep`], which takes the source's.
+    pub fn code_bits(self) -> Option<u32> {
+        match self {
+            CodecSpec::Affine { bits, .. } => Some(bits.get()),
+            CodecSpec::Mxfp4 | CodecSpec::Nvfp4 => Some(4),
+            CodecSpec::Mxfp8 => Some(8),
+            CodecSpec::Bf16 | CodecSpec::F16 => Some(16),
+            CodecSpec::F32 => Some(32),
+            CodecSpec::Keep => None,
+        }
+    }
+
     /// Weights that share a scale; `None` for float storage.
     pub fn group(self) -> Option<u32> {
         match self {
@@ -153,6 +166,21 @@ impl fmt::Display for CodecSpec {
             CodecSpec::F16 => f.write_str("f16"),
             CodecSpec::F32 => f.write_str("f32"),
         }
+    }
+}
+
+/// A text that names no codec.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no codec is written `{0}`; codecs are written as in `affine-4g64`, `mxfp4` or `bf16`")]
+pub struct BadCodec(String);
+
+impl FromStr for CodecSpec {
+    type Err = BadCodec;
+
+    /// The inverse of [`fmt::Display`].
+    fn from_str(text: &str) -> Result<Self, BadCodec> {
+        let known = CodecSpec::all().into_iter().find(|codec| codec.to_string() == text);
+        known.ok_or_else(|| BadCodec(text.chars().take(60).collect()))
     }
 }
 

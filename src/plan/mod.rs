@@ -1,6 +1,7 @@
 //! Everything about a build that headers and the recipe decide: codecs, names, offsets, sizes, memory,
 //! and every refusal. No weight is read.
 
+mod budget;
 mod estimate;
 mod fold;
 mod memory;
@@ -11,16 +12,20 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use budget::{Bits, Given, allocate};
+
+pub use budget::{BUDGET, CONTROL, RecordedBits};
 pub use estimate::{Estimate, estimate};
 pub use fold::{Channels, FoldPlan, RotationPlan, Step, What, impossible};
 pub use memory::search_samples;
 pub use module::{Module, STRIP_ELEMENTS};
 pub use side::{CopiedFile, SideFile};
 
+use crate::alloc::import::ImportError;
 use crate::arch::{Arch, ArchError, Config, Fate, Folder, Found, Model, Output, registry};
 use crate::artifact::layout::{ModuleTensors, OutputFile, lay_out};
-use crate::artifact::provenance::MeasuredRecord;
 pub use crate::artifact::provenance::Sizes;
+use crate::artifact::provenance::{AllocationRecord, MeasuredRecord};
 use crate::checkpoint::{Checkpoint, Links};
 use crate::codec::CodecSpec;
 use crate::digest::{Digest, canonical_json};
@@ -95,6 +100,8 @@ pub enum NoteKind {
     Untied,
     /// The basis is not decided before the build measures.
     Undecided,
+    /// Costs that a budget is spent by were measured in another basis.
+    OtherBasis,
     /// Threads were reduced to fit the budget.
     FewerThreads,
 }
@@ -113,13 +120,17 @@ impl NoteKind {
             NoteKind::Clamp => "clamp",
             NoteKind::Untied => "untied",
             NoteKind::Undecided => "undecided",
+            NoteKind::OtherBasis => "other-basis",
             NoteKind::FewerThreads => "fewer-threads",
         }
     }
 
     /// Whether `--strict` refuses it: it changes what the artifact holds, and the recipe did not ask for it.
     pub fn strict(self) -> bool {
-        !matches!(self, NoteKind::FewerThreads | NoteKind::Untied | NoteKind::Undecided)
+        !matches!(
+            self,
+            NoteKind::FewerThreads | NoteKind::Untied | NoteKind::Undecided | NoteKind::OtherBasis
+        )
     }
 }
 
@@ -147,6 +158,8 @@ pub struct Plan {
     pub pipeline: Pipeline,
     /// Who gave out codecs.
     pub allocator: &'static str,
+    /// How a budget was spent.
+    pub allocation: Option<AllocationRecord>,
     /// Changes of basis.
     pub fold: Option<FoldPlan>,
     /// Bases that were measured before the recipe's was decided.
@@ -191,6 +204,12 @@ pub enum PlanError {
     NoTokenizer,
     #[error("the text to measure on, `{path}`, does not exist", path = path.display())]
     NoText { path: PathBuf },
+    #[error("the file of costs, `{path}`, cannot be read: {error}", path = path.display())]
+    SensitivityUnreadable { path: PathBuf, error: std::io::Error },
+    #[error("the file of costs, `{path}`, is larger than {limit}", path = path.display())]
+    SensitivityTooLarge { path: PathBuf, limit: Bytes },
+    #[error("the file of costs, `{path}`, {problem}", path = path.display())]
+    Sensitivity { path: PathBuf, problem: ImportError },
     #[error("{count} of the plan's notes are errors under `--strict`; the first: {first}")]
     Strict { count: usize, first: String },
 }
@@ -198,7 +217,7 @@ pub enum PlanError {
 impl Failure for PlanError {
     fn exit(&self) -> Exit {
         match self {
-            PlanError::NotJson { .. } => Exit::Input,
+            PlanError::NotJson { .. } | PlanError::Sensitivity { .. } => Exit::Input,
             _ => Exit::Request,
         }
     }
@@ -217,6 +236,10 @@ impl Failure for PlanError {
                 Some("add the model's `tokenizer.json`, or name a kind of rotation".to_owned())
             }
             PlanError::NoText { .. } => Some("mend `transform.text`, or leave it out".to_owned()),
+            PlanError::SensitivityUnreadable { .. } | PlanError::SensitivityTooLarge { .. } => {
+                Some("mend `budget.sensitivity`; `tqc sensitivity` makes such a file".to_owned())
+            }
+            PlanError::Sensitivity { problem, .. } => problem.help(),
             PlanError::Strict { .. } => {
                 Some("`tqc plan` lists them all; mend each, or build without `--strict`".to_owned())
             }
@@ -229,7 +252,20 @@ impl Failure for PlanError {
 /// # Errors
 /// Everything that is wrong with the recipe, the checkpoint, the config or the request.
 pub fn plan(recipe: Recipe, source: SourceFolder, limits: Limits) -> Outcome<Plan> {
-    plan_with(recipe, source, limits, Rounding::AsRecipe)
+    plan_with(recipe, source, limits, Rounding::AsRecipe, Bits::Chosen)
+}
+
+/// The plan of an artifact whose budget was spent as its record says: no file of costs is read.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_recorded(
+    recipe: Recipe,
+    source: SourceFolder,
+    limits: Limits,
+    recorded: &RecordedBits,
+) -> Outcome<Plan> {
+    plan_with(recipe, source, limits, Rounding::AsRecipe, Bits::Recorded(recorded))
 }
 
 /// What becomes of the weights once they are in their new basis.
@@ -241,7 +277,13 @@ enum Rounding {
     None,
 }
 
-fn plan_with(recipe: Recipe, source: SourceFolder, limits: Limits, rounding: Rounding) -> Outcome<Plan> {
+fn plan_with(
+    recipe: Recipe,
+    source: SourceFolder,
+    limits: Limits,
+    rounding: Rounding,
+    bits: Bits<'_>,
+) -> Outcome<Plan> {
     let pipeline = Pipeline::find(&recipe.pipeline)?;
     let checkpoint = Checkpoint::open_with(&source.dir, &Links::of_folder(&source.dir))?;
     let config = Config::read(&source.dir)?;
@@ -269,7 +311,16 @@ fn plan_with(recipe: Recipe, source: SourceFolder, limits: Limits, rounding: Rou
     }
 
     let to = module::Destination { model: &model, fold: fold.as_ref(), pipeline: &pipeline, rounding };
-    let (mut modules, allocator) = module::assign(&recipe, &checkpoint, &fates, &to, unused)?;
+    let (mut modules, mut allocator) = module::assign(&recipe, &checkpoint, &fates, &to, unused)?;
+    let allocated = match (&recipe.budget, rounding) {
+        (Some(budget), Rounding::AsRecipe) => {
+            let (recipe, checkpoint, config) = (&recipe, &checkpoint, &config);
+            let given = Given { recipe, budget, checkpoint, config, to: &to };
+            Some(allocate(&given, &mut modules, bits)?)
+        }
+        // Where nothing is rounded there is nothing to give out.
+        _ => None,
+    };
     check_layout(&recipe, &modules)?;
     let tensors: Vec<ModuleTensors> = modules
         .iter()
@@ -281,6 +332,11 @@ fn plan_with(recipe: Recipe, source: SourceFolder, limits: Limits, rounding: Rou
     }
 
     let mut notes = module::notes(&checkpoint, &modules);
+    let allocation = allocated.map(|allocated| {
+        allocator = allocated.allocator;
+        notes.extend(allocated.notes);
+        allocated.record
+    });
     if let Some(fold) = &fold {
         notes.extend(fold.notes(&recipe, &model));
     }
@@ -309,6 +365,7 @@ fn plan_with(recipe: Recipe, source: SourceFolder, limits: Limits, rounding: Rou
         model,
         pipeline,
         allocator,
+        allocation,
         fold,
         measured: None,
         fates,
@@ -441,7 +498,30 @@ impl Plan {
     /// As [`plan`]: the source is opened again.
     pub fn unrounded(&self) -> Outcome<Plan> {
         let limits = Limits { memory: None, threads: self.threads, isa: self.isa };
-        plan_with(self.recipe.clone(), self.source.clone(), limits, Rounding::None)
+        plan_with(self.recipe.clone(), self.source.clone(), limits, Rounding::None, Bits::Chosen)
+    }
+
+    /// The same model with its budget spent evenly, whatever the costs; none without a budget.
+    ///
+    /// # Errors
+    /// As [`plan`]: source and costs are read again.
+    pub fn control(&self) -> Outcome<Option<Plan>> {
+        if self.allocation.is_none() {
+            return Ok(None);
+        }
+        let limits = Limits { memory: None, threads: self.threads, isa: self.isa };
+        plan_with(self.recipe.clone(), self.source.clone(), limits, Rounding::AsRecipe, Bits::Control)
+            .map(Some)
+    }
+
+    /// How many modules the budget gave each codec, the narrowest first.
+    pub fn histogram(&self) -> Vec<(String, u64)> {
+        let Some(allocation) = &self.allocation else { return Vec::new() };
+        let given = |codec: &str| {
+            let modules = self.modules.iter().map(|module| &module.assignment);
+            modules.filter(|a| a.reason == BUDGET && a.codec.to_string() == codec).count() as u64
+        };
+        allocation.candidates.iter().map(|codec| (codec.clone(), given(codec))).collect()
     }
 
     /// Bytes that the artifact takes on disk; provenance is estimated at half a KiB a tensor.
@@ -478,6 +558,7 @@ impl Plan {
             "rotations": self.fold.as_ref().map(|fold| (&fold.residual, &fold.values)),
             "rotation_seed": self.recipe.transform.rotation.seed,
             "rotation_steps": self.recipe.transform.rotation.steps,
+            "allocation": self.allocation,
         })))
     }
 }

@@ -3,14 +3,14 @@
 use std::ops::Range;
 
 use super::{FoldPlan, Note, NoteKind, Rounding, Step};
-use crate::alloc::{Allocator, Assignment, Candidate, Rules};
+use crate::alloc::{Allocator, Assignment, Candidate, Rules, encoder};
 use crate::arch::{Fate, Folder, Model, Output};
 use crate::artifact::layout::{Place, StoredTensor};
 use crate::checkpoint::Checkpoint;
 use crate::codec::{CodecSpec, Plane};
 use crate::failure::Problems;
 use crate::quant::{CAST, Grain};
-use crate::recipe::{Recipe, RecipeError};
+use crate::recipe::{Choice, Recipe, RecipeError};
 use crate::stage::ModuleWork;
 use crate::stage::pipeline::Pipeline;
 use crate::tensor::{Dtype, Float};
@@ -103,6 +103,20 @@ impl Module {
             places: Vec::new(),
             panels: Vec::new(),
         }
+    }
+
+    /// The same module in another codec.
+    pub(super) fn stored_as(
+        &self,
+        codec: CodecSpec,
+        recipe: &Recipe,
+        reason: &str,
+        to: &Destination<'_>,
+    ) -> Self {
+        let choice = Choice { codec, encoder: None };
+        let assignment =
+            Assignment { codec, encoder: encoder(recipe, &choice), reason: reason.to_owned(), open: true };
+        make(self.tensor, self.work.stored, self.output.clone(), assignment, to)
     }
 
     /// Which rows of the encoded matrix lie where in the source.
@@ -198,17 +212,28 @@ pub(super) fn assign(
         if to.rounding == Rounding::None && stored.float().is_some() {
             (assignment.codec, assignment.encoder) = (CodecSpec::F32, CAST);
         }
-        let mut module = Module::new(tensor, stored, output.clone(), assignment, to);
-        let fitting = PANEL_ELEMENTS / module.work.row_elements as u64;
-        let most = match to.pipeline.grain(&module.work) {
-            Grain::Matrix => u64::MAX,
-            Grain::Blocks(rows) => (fitting / rows).max(1) * rows,
-            Grain::Rows => fitting.max(1),
-        };
-        module.panels = module.select().panels(module.rows, most);
-        module
+        make(tensor, stored, output.clone(), assignment, to)
     });
     Ok((modules.collect(), allocator.id()))
+}
+
+/// A module with its rows cut into panels.
+fn make(
+    tensor: usize,
+    stored: Dtype,
+    output: Output,
+    assignment: Assignment,
+    to: &Destination<'_>,
+) -> Module {
+    let mut module = Module::new(tensor, stored, output, assignment, to);
+    let fitting = PANEL_ELEMENTS / module.work.row_elements as u64;
+    let most = match to.pipeline.grain(&module.work) {
+        Grain::Matrix => u64::MAX,
+        Grain::Blocks(rows) => (fitting / rows).max(1) * rows,
+        Grain::Rows => fitting.max(1),
+    };
+    module.panels = module.select().panels(module.rows, most);
+    module
 }
 
 fn owns_all(output: &Output) -> bool {

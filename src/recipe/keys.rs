@@ -20,6 +20,8 @@ pub enum Section {
     Transform,
     /// `rotation` of `[transform]`.
     Rotation,
+    /// `[budget]`.
+    Budget,
     /// `[output]`.
     Output,
     /// The parameters of `affine`.
@@ -28,7 +30,7 @@ pub enum Section {
 
 impl Section {
     /// Every table, in the order documents list them.
-    pub const ALL: [Section; 9] = [
+    pub const ALL: [Section; 10] = [
         Section::Top,
         Section::Source,
         Section::Default,
@@ -36,6 +38,7 @@ impl Section {
         Section::Keep,
         Section::Transform,
         Section::Rotation,
+        Section::Budget,
         Section::Output,
         Section::Affine,
     ];
@@ -50,6 +53,7 @@ impl Section {
             Section::Keep => "`[keep]`",
             Section::Transform => "`[transform]`",
             Section::Rotation => "`rotation`",
+            Section::Budget => "`[budget]`",
             Section::Output => "`[output]`",
             Section::Affine => "`affine`",
         }
@@ -65,6 +69,7 @@ impl Section {
             Section::Keep => "keep.",
             Section::Transform => "transform.",
             Section::Rotation => "transform.rotation.",
+            Section::Budget => "budget.",
             Section::Output => "output.",
             Section::Affine => "codec.affine.",
         }
@@ -150,6 +155,13 @@ pub static KEYS: &[Key] = &[
         "none",
         "Changes of basis that leave what the model computes as it is",
     ),
+    key(
+        Section::Top,
+        "budget",
+        "table",
+        "none",
+        "How many bytes the weights may take; modules without a rule get their codecs by it",
+    ),
     key(Section::Top, "output", "table", "none", "Where the artifact goes and how it is split"),
     key(Section::Source, "path", "path", "none", "A folder that holds a checkpoint"),
     key(Section::Source, "hub", "string", "none", "A Hugging Face repository, `org/name`"),
@@ -157,13 +169,33 @@ pub static KEYS: &[Key] = &[
     key(Section::Default, "codec", "codec", "required", "How weights are stored"),
     key(Section::Default, "encoder", "string", "`\"mlx\"`", "How codes are found: `mlx` or `refit`"),
     key(Section::Rule, "match", "glob", "required", "Which modules"),
-    key(Section::Rule, "codec", "codec", "required", "How their weights are stored"),
+    key(
+        Section::Rule,
+        "codec",
+        "codec",
+        "required without a limit",
+        "How their weights are stored, whatever the budget",
+    ),
     key(
         Section::Rule,
         "encoder",
         "string",
         "`default.encoder`",
         "How their codes are found; `mlx` where the default's encoder cannot fill the codec",
+    ),
+    key(
+        Section::Rule,
+        "least-bits",
+        "integer",
+        "none",
+        "The fewest bits of a code that the budget may give them; 1 to 32, without `codec`",
+    ),
+    key(
+        Section::Rule,
+        "most-bits",
+        "integer",
+        "none",
+        "The most bits of a code that the budget may give them; 1 to 32, without `codec`",
     ),
     key(
         Section::Keep,
@@ -246,6 +278,43 @@ pub static KEYS: &[Key] = &[
         "Width of a block of `block-hadamard`; must divide the stream's width",
     ),
     key(Section::Rotation, "steps", "integer", "`60`", "Most steps of descent of `optrot`; 1 to 10000"),
+    key(
+        Section::Budget,
+        "bits-per-weight",
+        "number",
+        "this or `bytes`",
+        "All bytes of the weight files over all weights; 1 to 64",
+    ),
+    key(Section::Budget, "bytes", "size", "this or `bits-per-weight`", "All bytes of the weight files"),
+    key(
+        Section::Budget,
+        "sensitivity",
+        "path",
+        "required",
+        "What each module costs in each codec: a file of `tqc sensitivity` or of another tool",
+    ),
+    key(
+        Section::Budget,
+        "candidates",
+        "array of strings",
+        "affine, at the default's group",
+        "Codecs to choose from, as `\"affine-4g64\"` or `\"mxfp4\"`; by default those of all widths that the file has",
+    ),
+    key(Section::Budget, "method", "string", "`\"exact\"`", "How to choose: `exact` or `greedy`"),
+    key(
+        Section::Budget,
+        "control",
+        "string",
+        "`\"report\"`",
+        "If an even choice of the same bytes is as good: `stop`, `report`, or `off` to not compare",
+    ),
+    key(
+        Section::Budget,
+        "text",
+        "path",
+        "built-in text",
+        "A JSONL file of `text` or `messages` to compare on",
+    ),
     key(Section::Output, "directory", "path", "the command's choice", "The artifact's folder; not inherited"),
     key(
         Section::Output,

@@ -303,7 +303,11 @@ fn r2(value: Value<'_>, report: &mut Report) -> Option<Option<bool>> {
     }
 }
 
-fn number(value: Value<'_>, range: std::ops::RangeInclusive<u32>, report: &mut Report) -> Option<u32> {
+pub(super) fn number(
+    value: Value<'_>,
+    range: std::ops::RangeInclusive<u32>,
+    report: &mut Report,
+) -> Option<u32> {
     let (number, found) = value.integer(report)?;
     let number = number.and_then(|n| u32::try_from(n).ok()).filter(|n| range.contains(n));
     if number.is_none() {
