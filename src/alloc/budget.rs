@@ -3,7 +3,7 @@
 //! minimise Σ_t cost(t, j_t)  subject to  Σ_t bytes(t, j_t) ≤ B,  one choice j_t for each tie t
 //!
 //! a multiple-choice knapsack. [`exact`] keeps, from the last tie to the first, the list of (bytes, cost) that no other
-//! choice of the same ties beats, and drops what cannot lead below the cost that [`greedy`] reaches, by the bound
+//! choice of the same ties beats, and drops what cannot lead below the cost of [`greedy`] or [`uniform_control`], by the bound
 //!
 //! cost + Σ_{ties left} min_j (cost_j + λ · bytes_j) − λ · (B − bytes)
 //!
@@ -81,8 +81,9 @@ pub enum BudgetError {
     },
 }
 
-/// The most partial choices held for one tie: 24 bytes each, and 8 for each tie to find the way back.
-const MOST_STATES: usize = 4_000_000;
+/// The most partial choices held for one tie, 48 bytes each while they are compared. Costs like a real model's need
+/// fewer than ten thousand; costs that fall alike with each byte everywhere, some hundred thousand.
+const MOST_STATES: usize = 1_000_000;
 
 /// Solves by `method`.
 ///
@@ -111,8 +112,10 @@ pub fn least(ties: &[Tie]) -> Solution {
 /// # Errors
 /// [`BudgetError`].
 pub fn exact(ties: &[Tie], budget: u64) -> Result<Solution, BudgetError> {
-    let incumbent = greedy(ties, budget)?;
-    let most = incumbent.chosen.iter().zip(ties).map(|(way, tie)| fixed(tie.ways[*way].cost)).sum::<i128>();
+    let known = |solution: Solution| -> i128 {
+        solution.chosen.iter().zip(ties).map(|(way, tie)| fixed(tie.ways[*way].cost)).sum()
+    };
+    let most = known(greedy(ties, budget)?).min(known(uniform_control(ties, budget)?));
     let lambda = slope(ties, budget);
     // Bound and least bytes of the ties before each.
     let mut before = vec![(0.0, 0u64)];
@@ -143,7 +146,8 @@ pub fn exact(ties: &[Tie], budget: u64) -> Result<Solution, BudgetError> {
                 }
             }
         }
-        next.sort_unstable_by_key(|state| (state.bytes, state.cost, state.way));
+        // Each way's states are in order already: a stable sort only merges them.
+        next.sort_by_key(|state| (state.bytes, state.cost, state.way));
         let mut cheapest = i128::MAX;
         next.retain(|state| {
             let better = state.cost < cheapest;

@@ -283,3 +283,18 @@ fn check_group(spec: CodecSpec, in_features: u64) -> Result<u64, CodecError> {
         Err(CodecError::GroupDoesNotDivide { codec: spec, group: group as u32, in_features })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_codec_reads_back_from_how_it_is_written() {
+        for codec in CodecSpec::all() {
+            assert_eq!(codec.to_string().parse(), Ok(codec));
+        }
+        for text in ["affine-7g64", "affine-4g48", "affine-04g64", "MXFP4", ""] {
+            assert_eq!(text.parse::<CodecSpec>(), Err(BadCodec(text.to_owned())));
+        }
+    }
+}

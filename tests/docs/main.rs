@@ -49,6 +49,18 @@ fn the_command_reference_is_what_the_parser_says() {
 }
 
 #[test]
+fn every_format_of_costs_is_described() {
+    let text = fs::read_to_string("docs/formats/sensitivity.md").unwrap();
+    for format in tqc::alloc::import::formats() {
+        assert!(text.contains(&format!("\n| `{format}` | ")), "{format}");
+        assert!(
+            text.lines().any(|line| line.starts_with("## `") && line.contains(&format!("`{format}"))),
+            "{format}"
+        );
+    }
+}
+
+#[test]
 fn every_key_of_every_json_is_described_and_no_other() {
     let folder = tempfile::tempdir().unwrap();
     let artifact = folder.path().join("artifact");
