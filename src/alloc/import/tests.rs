@@ -1,5 +1,6 @@
 //! Every format, written by hand as its tool writes it, and what is wrong with files.
 
+use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
@@ -307,6 +308,31 @@ fn a_file_of_no_format_is_told_what_was_looked_for() {
         );
         for format in formats() {
             assert!(message.contains(format), "{format}");
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn damaged_binary_files_are_answered_and_never_a_crash(
+        gguf_form: bool,
+        at: prop::sample::Index,
+        bytes in prop::collection::vec(any::<u8>(), 1..9),
+    ) {
+        let mut file = match gguf_form {
+            true => gguf(&[
+                ("blk.0.ffn_down.weight.in_sum2", &[2, 1], &[100.0, 300.0]),
+                ("blk.0.ffn_down.weight.counts", &[1, 1], &[100.0]),
+            ]),
+            false => legacy(&[("blk.0.ffn_down.weight", 4, &[4.0, 12.0])]),
+        };
+        let at = at.index(file.len());
+        let end = (at + bytes.len()).min(file.len());
+        file.splice(at..end, bytes);
+        // Either answer will do; costs that come out are numbers.
+        if let Ok(table) = read_with(&file, &SMALL[..1]) {
+            let costs = table.modules.values().flat_map(|costs| costs.values());
+            prop_assert!(costs.into_iter().all(|cost| cost.nats.is_finite()));
         }
     }
 }
