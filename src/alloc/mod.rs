@@ -1,11 +1,18 @@
 //! Which codec each module gets.
 //!
 //! An allocator sees names, roles and shapes, never weights, and gives every module a codec and an
-//! encoder, with the reason in words. [`Rules`] is the recipe's own word: ordered rules, first match wins.
+//! encoder, with the reason in words. [`Rules`] is the recipe's own word: ordered rules, first match wins. What the rules
+//! leave open, [`budget`] decides from a table of costs ([`cost`], [`import`]) and a number of bytes, the same for all
+//! modules that [`tie`] together.
 
+pub mod budget;
+pub mod cost;
+pub mod import;
 mod rules;
+mod ties;
 
-pub use rules::Rules;
+pub use rules::{Rules, encoder};
+pub use ties::tie;
 
 use crate::arch::Output;
 use crate::codec::CodecSpec;
@@ -36,6 +43,8 @@ pub struct Assignment {
     pub encoder: &'static str,
     /// For the plan and the report.
     pub reason: String,
+    /// Whether it is only the default of a matrix, which a budget may replace.
+    pub open: bool,
 }
 
 /// A way to hand out codecs.

@@ -1,11 +1,11 @@
 //! The recipe's own assignment: first matching rule, else the role's default.
 
 use super::{Allocator, Assignment, Candidate};
-use crate::arch::Role;
+use crate::arch::{Output, Role};
 use crate::codec::{AffineBits, CodecSpec, GroupSize};
 use crate::failure::Problems;
 use crate::quant::{CAST, ENCODERS, base};
-use crate::recipe::{Choice, Origin, Recipe, RecipeError, Rule, Scope};
+use crate::recipe::{Choice, Limit, Origin, Recipe, RecipeError, Rule, Scope};
 
 /// Ordered rules over a default.
 ///
@@ -80,6 +80,25 @@ fn speaks_of(rule: &Rule, candidate: &Candidate<'_>) -> bool {
     rule.pattern.scope() == scope && fits && named()
 }
 
+/// Who fills the codec, by name in the quantizer registry.
+pub fn encoder(recipe: &Recipe, choice: &Choice) -> &'static str {
+    let named = recipe.encoder(choice);
+    ENCODERS.iter().find(|known| Some(**known) == named).copied().unwrap_or(CAST)
+}
+
+/// Whether the limit is meant for the module.
+fn limits(limit: &Limit, output: &Output, source_module: &str) -> bool {
+    limit.pattern.matches(&output.rule_path()) || limit.pattern.matches(source_module)
+}
+
+impl Rules<'_> {
+    /// The least and most bits that the first limit that matches leaves the module.
+    pub fn bounds(&self, output: &Output, source_module: &str) -> (u32, u32) {
+        let first = self.recipe.limits.iter().find(|limit| limits(limit, output, source_module));
+        first.map_or((0, u32::MAX), |limit| (limit.least.unwrap_or(0), limit.most.unwrap_or(u32::MAX)))
+    }
+}
+
 fn eight_bits_like(default: &Choice) -> CodecSpec {
     let bits = AffineBits::try_from(8).expect("8 is a width");
     match default.codec {
@@ -115,16 +134,18 @@ impl Allocator for Rules<'_> {
                     }
                 }
             }
-            let named = self.recipe.encoder(&choice);
-            let encoder = ENCODERS.iter().find(|known| Some(**known) == named).copied().unwrap_or(CAST);
+            let encoder = encoder(self.recipe, &choice);
             // An embedding's rows and a draft head have no inputs that calibration sees.
             let encoder = if candidate.computes { encoder } else { base(encoder) };
+            let trunk =
+                matches!(candidate.output.role, Role::Linear | Role::Embedding | Role::Head | Role::Experts);
+            let open = trunk && matches!(because, Because::Default);
             let reason = match because {
                 Because::Rule(index) => format!("rule `{}`", self.recipe.rules[index].pattern),
                 Because::Default => "default".to_owned(),
                 Because::Role(reason) => reason.to_owned(),
             };
-            assignments.push(Assignment { codec, encoder, reason });
+            assignments.push(Assignment { codec, encoder, reason, open });
         }
 
         let idle = |rule: &&Rule| !candidates.iter().any(|candidate| speaks_of(rule, candidate));
@@ -174,7 +195,19 @@ impl Allocator for Rules<'_> {
             };
             self.recipe.problem(origin, message, Some(help))
         });
-        let problems: Vec<RecipeError> = unmatched.chain(dead).chain(undivided).collect();
+        let idle = |limit: &&Limit| {
+            let bounds = |(candidate, assignment): (&Candidate<'_>, &Assignment)| {
+                assignment.open && limits(limit, candidate.output, candidate.source_module)
+            };
+            !candidates.iter().zip(&assignments).any(bounds)
+        };
+        let unbound = self.recipe.limits.iter().filter(idle).map(|limit| {
+            let message = format!("`{}` limits no module that the budget gives bits to", limit.pattern);
+            let help = "rules with a codec and the vision tower, draft head, routers and norms are apart; mend the \
+                        pattern or remove the rule";
+            self.recipe.problem(&limit.origin, message, Some(help.to_owned()))
+        });
+        let problems: Vec<RecipeError> = unmatched.chain(dead).chain(undivided).chain(unbound).collect();
         Problems::none_or(problems, assignments)
     }
 }

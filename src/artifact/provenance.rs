@@ -36,6 +36,8 @@ pub struct Provenance {
     pub measured: Option<MeasuredRecord>,
     /// Who gave out codecs.
     pub allocator: String,
+    /// How a budget was spent; null without one.
+    pub allocation: Option<AllocationRecord>,
     /// What was read.
     pub source: SourceRecord,
     /// What was stored.
@@ -310,6 +312,48 @@ pub struct ExpertRecord {
     pub tokens: u64,
     /// Whether these were too few, so that the rule for such experts was applied.
     pub few: bool,
+}
+
+/// How a budget was spent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AllocationRecord {
+    /// Name of the file of costs.
+    pub sensitivity: String,
+    /// Its digest.
+    pub sensitivity_sha256: Digest,
+    /// Its format.
+    pub format: String,
+    /// Whether its costs are measured, in nats; else only their proportions mean something.
+    pub measured: bool,
+    /// Basis it was measured in.
+    pub basis: String,
+    /// `exact` or `greedy`.
+    pub method: String,
+    /// The most that all weight files may take.
+    pub budget_bytes: u64,
+    /// Codecs there were to choose from, the narrowest first.
+    pub candidates: Vec<String>,
+    /// Modules whose codec was chosen.
+    pub modules: u64,
+    /// Modules without a cost, which kept the default.
+    pub lacking: Vec<String>,
+    /// What all weight files take.
+    pub weight_file_bytes: u64,
+    /// Sum of the costs of what was chosen.
+    pub predicted_kl: f64,
+    /// An even choice of the same budget.
+    pub control: ControlRecord,
+}
+
+/// An even choice of a budget.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ControlRecord {
+    /// What all weight files would take.
+    pub weight_file_bytes: u64,
+    /// Sum of its costs.
+    pub predicted_kl: f64,
 }
 
 /// What was read.

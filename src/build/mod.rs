@@ -470,6 +470,7 @@ pub(crate) fn provenance(
         calibration: folded.calibration.clone(),
         measured: plan.measured.clone(),
         allocator: plan.allocator.to_owned(),
+        allocation: plan.allocation.clone(),
         source: SourceRecord {
             model_type: plan.model.model_type.clone(),
             layout: plan.model.layout.title().to_owned(),

@@ -19,7 +19,7 @@ use crate::digest::{Digest, Hasher, canonical_json};
 use crate::encode::{EncodeError, Scratch, encode_panel, release_panel};
 use crate::failure::{Exit, Failure, Outcome};
 use crate::fold::{Folded, KeepFolder, Watch};
-use crate::plan::{HubId, Limits, Module, Plan, SourceFolder, plan};
+use crate::plan::{BUDGET, HubId, Limits, Module, Plan, RecordedBits, SourceFolder, plan, plan_recorded};
 use crate::quant::{Repairs, RowLoss};
 use crate::recipe::{Recipe, RecipeFile, RotationKind, digest_of_texts};
 use crate::stage::pipeline;
@@ -408,7 +408,14 @@ fn check_rebuild(
         Some(file) => recipe.with_calibration(file),
         None => recipe,
     };
-    let mut plan = plan(recipe, SourceFolder { dir: source.to_owned(), hub }, limits)?;
+    let source_folder = SourceFolder { dir: source.to_owned(), hub };
+    // The file of costs is not part of the artifact; what was chosen by it is held to be.
+    let mut plan = match recorded_bits(record, &recipe, verdict) {
+        Some(recorded) => plan_recorded(recipe, source_folder, limits, &recorded)?,
+        None if recipe.budget.is_some() => return Ok(()),
+        None => plan(recipe, source_folder, limits)?,
+    };
+    check_budget(&plan, verdict);
     plan.measured = record.measured.clone();
     let plan = Arc::new(plan);
     let found = Found::new();
@@ -458,6 +465,69 @@ fn check_rebuild(
         check_whole_record(artifact, &plan, &folded, source_tensors, rebuilt, limits, stop, verdict)?;
     }
     Ok(())
+}
+
+/// The codecs that the record has, if the recipe has a budget.
+fn recorded_bits(record: &Provenance, recipe: &Recipe, verdict: &mut Verdict) -> Option<RecordedBits> {
+    let allocation = match (&record.allocation, &recipe.budget) {
+        (Some(allocation), Some(_)) => allocation.clone(),
+        (Some(_), None) => {
+            verdict.problem(PROVENANCE, "has an `allocation` though the recipe has no budget");
+            return None;
+        }
+        (None, Some(_)) => {
+            verdict.problem(PROVENANCE, "has no `allocation`, though the recipe has a budget");
+            return None;
+        }
+        (None, None) => return None,
+    };
+    let mut codecs = BTreeMap::new();
+    for output in &record.outputs {
+        match output.codec.parse() {
+            Ok(codec) => {
+                codecs.insert(output.module.clone(), codec);
+            }
+            Err(error) => verdict.problem(&output.name, format!("{error}")),
+        }
+    }
+    Some(RecordedBits { record: allocation, codecs })
+}
+
+/// What an allocation says of sizes and candidates must be so, though it is not made again.
+fn check_budget(plan: &Plan, verdict: &mut Verdict) {
+    let (Some(allocation), Some(budget)) = (&plan.allocation, &plan.recipe.budget) else { return };
+    let most = budget.size.bytes(plan.sizes.weights);
+    if allocation.budget_bytes != most {
+        let found = format!("has a budget of {} bytes, but the recipe's is {most}", allocation.budget_bytes);
+        verdict.problem(PROVENANCE, found);
+    }
+    let bytes = plan.sizes.weight_file_bytes;
+    if allocation.weight_file_bytes != bytes || bytes > most {
+        let said = allocation.weight_file_bytes;
+        let found =
+            format!("says that a budget of {most} bytes gave weight files of {said}, and they have {bytes}");
+        verdict.problem(PROVENANCE, found);
+    }
+    if allocation.method != budget.method.name() {
+        verdict.problem(
+            PROVENANCE,
+            format!("was allocated by `{}`, not by the recipe's method", allocation.method),
+        );
+    }
+    let chosen = plan.modules.iter().filter(|module| module.assignment.reason == BUDGET);
+    let mut count = 0;
+    for module in chosen {
+        count += 1;
+        let codec = module.assignment.codec.to_string();
+        if !allocation.candidates.contains(&codec) {
+            verdict
+                .problem(&module.output.rule_path(), format!("is stored as {codec}, which is no candidate"));
+        }
+    }
+    if count != allocation.modules {
+        let found = format!("says that {} modules were given bits, and {count} were", allocation.modules);
+        verdict.problem(PROVENANCE, found);
+    }
 }
 
 /// What a measurement says must hang together, though it is not made again.

@@ -74,11 +74,20 @@ fn as_json(plan: &Plan, estimate: &Estimate) -> Value {
         .collect();
     json!({
         "recipe": plan.recipe.name, "model_type": plan.model.model_type, "layout": plan.model.layout.title(),
-        "plan_sha256": plan.digest, "transform": plan.fold.as_ref().map(transform), "modules": modules, "dropped": dropped, "files": files,
+        "plan_sha256": plan.digest, "transform": plan.fold.as_ref().map(transform),
+        "allocation": allocation(plan), "modules": modules, "dropped": dropped, "files": files,
         "notes": plan.notes, "sizes": plan.sizes, "threads": plan.threads, "isa": plan.isa.to_string(),
         "peak_memory_bytes": plan.peak_memory, "disk_bytes": plan.disk(), "estimate": estimate,
         "output": plan.default_output(),
     })
+}
+
+fn allocation(plan: &Plan) -> Value {
+    let Some(record) = &plan.allocation else { return Value::Null };
+    let mut value = json!(record);
+    let histogram = plan.histogram().into_iter().map(|(codec, modules)| json!([codec, modules]));
+    value["histogram"] = histogram.collect();
+    value
 }
 
 fn transform(fold: &FoldPlan) -> Value {
@@ -140,6 +149,27 @@ fn as_text(plan: &Plan, estimate: &Estimate) -> String {
         let parts = [gains, rotation("r1", &fold.residual), rotation("r2", &fold.values), none];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
         let _ = writeln!(text, "transform         {}", parts.join(", "));
+    }
+    if let Some(record) = &plan.allocation {
+        let given = plan.histogram().into_iter().filter(|(_, modules)| *modules > 0);
+        let given: Vec<String> = given.map(|(codec, modules)| format!("{modules} {codec}")).collect();
+        let _ = writeln!(
+            text,
+            "budget            {} bytes, {}: {}",
+            record.budget_bytes,
+            record.method,
+            given.join(", ")
+        );
+        let what = if record.measured { "predicted KL" } else { "predicted cost" };
+        let unit = if record.measured { " nats" } else { " (a proxy)" };
+        let _ = writeln!(
+            text,
+            "{what:<17} {:.6}{unit}; an even choice of {} bytes {:.6}",
+            record.predicted_kl, record.control.weight_file_bytes, record.control.predicted_kl
+        );
+        if !record.lacking.is_empty() {
+            let _ = writeln!(text, "without a cost    {}: they keep the default", record.lacking.join(", "));
+        }
     }
     let _ =
         writeln!(text, "weights           {}, of which {} quantized", sizes.weights, sizes.quantized_weights);

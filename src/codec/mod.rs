@@ -12,6 +12,7 @@ pub mod float;
 pub mod mxfp;
 
 use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -116,6 +117,18 @@ impl CodecSpec {
         !matches!(self, CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 | CodecSpec::F32)
     }
 
+    /// Bits of one code or float; `None` for [`CodecSpec::Keep`], which takes the source's.
+    pub fn code_bits(self) -> Option<u32> {
+        match self {
+            CodecSpec::Affine { bits, .. } => Some(bits.get()),
+            CodecSpec::Mxfp4 | CodecSpec::Nvfp4 => Some(4),
+            CodecSpec::Mxfp8 => Some(8),
+            CodecSpec::Bf16 | CodecSpec::F16 => Some(16),
+            CodecSpec::F32 => Some(32),
+            CodecSpec::Keep => None,
+        }
+    }
+
     /// Weights that share a scale; `None` for float storage.
     pub fn group(self) -> Option<u32> {
         match self {
@@ -153,6 +166,21 @@ impl fmt::Display for CodecSpec {
             CodecSpec::F16 => f.write_str("f16"),
             CodecSpec::F32 => f.write_str("f32"),
         }
+    }
+}
+
+/// A text that names no codec.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no codec is written `{0}`; codecs are written as in `affine-4g64`, `mxfp4` or `bf16`")]
+pub struct BadCodec(String);
+
+impl FromStr for CodecSpec {
+    type Err = BadCodec;
+
+    /// The inverse of [`fmt::Display`].
+    fn from_str(text: &str) -> Result<Self, BadCodec> {
+        let known = CodecSpec::all().into_iter().find(|codec| codec.to_string() == text);
+        known.ok_or_else(|| BadCodec(text.chars().take(60).collect()))
     }
 }
 
@@ -253,5 +281,20 @@ fn check_group(spec: CodecSpec, in_features: u64) -> Result<u64, CodecError> {
         Ok(group)
     } else {
         Err(CodecError::GroupDoesNotDivide { codec: spec, group: group as u32, in_features })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_codec_reads_back_from_how_it_is_written() {
+        for codec in CodecSpec::all() {
+            assert_eq!(codec.to_string().parse(), Ok(codec));
+        }
+        for text in ["affine-7g64", "affine-4g48", "affine-04g64", "MXFP4", ""] {
+            assert_eq!(text.parse::<CodecSpec>(), Err(BadCodec(text.to_owned())));
+        }
     }
 }

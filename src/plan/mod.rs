@@ -1,6 +1,7 @@
 //! Everything about a build that headers and the recipe decide: codecs, names, offsets, sizes, memory,
 //! and every refusal. No weight is read.
 
+mod budget;
 mod calibration;
 mod estimate;
 mod fold;
@@ -12,6 +13,9 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use budget::{Bits, Given, allocate};
+
+pub use budget::{BUDGET, CONTROL, RecordedBits};
 pub use calibration::{BUILT_IN, CalibrationPlan, From as CalibratedFrom};
 pub use estimate::{Estimate, estimate};
 pub use fold::{Channels, FoldPlan, RotationPlan, Step, What, impossible};
@@ -19,10 +23,11 @@ pub use memory::{ROWS_IN_MEMORY, search_samples};
 pub use module::{Module, STRIP_ELEMENTS};
 pub use side::{CopiedFile, SideFile};
 
+use crate::alloc::import::ImportError;
 use crate::arch::{Arch, ArchError, Config, Fate, Folder, Found, Model, Output, registry};
 use crate::artifact::layout::{ModuleTensors, OutputFile, lay_out};
-use crate::artifact::provenance::MeasuredRecord;
 pub use crate::artifact::provenance::Sizes;
+use crate::artifact::provenance::{AllocationRecord, MeasuredRecord};
 use crate::checkpoint::{Checkpoint, Links};
 use crate::codec::CodecSpec;
 use crate::digest::{Digest, canonical_json};
@@ -97,6 +102,8 @@ pub enum NoteKind {
     Untied,
     /// The basis is not decided before the build measures.
     Undecided,
+    /// Costs that a budget is spent by were measured in another basis.
+    OtherBasis,
     /// Threads were reduced to fit the budget.
     FewerThreads,
     /// A search that weighs errors could do no better than rounding to nearest.
@@ -123,6 +130,7 @@ impl NoteKind {
             NoteKind::Clamp => "clamp",
             NoteKind::Untied => "untied",
             NoteKind::Undecided => "undecided",
+            NoteKind::OtherBasis => "other-basis",
             NoteKind::FewerThreads => "fewer-threads",
             NoteKind::Nearest => "nearest",
             NoteKind::Damped => "damped",
@@ -133,7 +141,10 @@ impl NoteKind {
 
     /// Whether `--strict` refuses it: it changes what the artifact holds, and the recipe did not ask for it.
     pub fn strict(self) -> bool {
-        !matches!(self, NoteKind::FewerThreads | NoteKind::Untied | NoteKind::Undecided)
+        !matches!(
+            self,
+            NoteKind::FewerThreads | NoteKind::Untied | NoteKind::Undecided | NoteKind::OtherBasis
+        )
     }
 }
 
@@ -161,6 +172,8 @@ pub struct Plan {
     pub pipeline: Pipeline,
     /// Who gave out codecs.
     pub allocator: &'static str,
+    /// How a budget was spent.
+    pub allocation: Option<AllocationRecord>,
     /// Changes of basis.
     pub fold: Option<FoldPlan>,
     /// What second moments are taken from; none if no encoder weighs errors by them.
@@ -209,6 +222,12 @@ pub enum PlanError {
     NoText { path: PathBuf, source: std::io::Error },
     #[error("`{path}` has SHA-256 {found}, but the recipe's `calibration.sha256` is {needed}", path = path.display())]
     OtherText { path: PathBuf, found: Digest, needed: Digest },
+    #[error("the file of costs, `{path}`, cannot be read: {error}", path = path.display())]
+    SensitivityUnreadable { path: PathBuf, error: std::io::Error },
+    #[error("the file of costs, `{path}`, is larger than {limit}", path = path.display())]
+    SensitivityTooLarge { path: PathBuf, limit: Bytes },
+    #[error("the file of costs, `{path}`, {problem}", path = path.display())]
+    Sensitivity { path: PathBuf, problem: ImportError },
     #[error("{count} of the plan's notes are errors under `--strict`; the first: {first}")]
     Strict { count: usize, first: String },
 }
@@ -216,7 +235,7 @@ pub enum PlanError {
 impl Failure for PlanError {
     fn exit(&self) -> Exit {
         match self {
-            PlanError::NotJson { .. } => Exit::Input,
+            PlanError::NotJson { .. } | PlanError::Sensitivity { .. } => Exit::Input,
             _ => Exit::Request,
         }
     }
@@ -238,6 +257,10 @@ impl Failure for PlanError {
             PlanError::OtherText { .. } => {
                 Some("take the text that the recipe was written for, or change the digest".to_owned())
             }
+            PlanError::SensitivityUnreadable { .. } | PlanError::SensitivityTooLarge { .. } => {
+                Some("mend `budget.sensitivity`; `tqc sensitivity` makes such a file".to_owned())
+            }
+            PlanError::Sensitivity { problem, .. } => problem.help(),
             PlanError::Strict { .. } => {
                 Some("`tqc plan` lists them all; mend each, or build without `--strict`".to_owned())
             }
@@ -250,7 +273,20 @@ impl Failure for PlanError {
 /// # Errors
 /// Everything that is wrong with the recipe, the checkpoint, the config or the request.
 pub fn plan(recipe: Recipe, source: SourceFolder, limits: Limits) -> Outcome<Plan> {
-    plan_with(recipe, source, limits, Rounding::AsRecipe)
+    plan_with(recipe, source, limits, Rounding::AsRecipe, Bits::Chosen)
+}
+
+/// The plan of an artifact whose budget was spent as its record says: no file of costs is read.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_recorded(
+    recipe: Recipe,
+    source: SourceFolder,
+    limits: Limits,
+    recorded: &RecordedBits,
+) -> Outcome<Plan> {
+    plan_with(recipe, source, limits, Rounding::AsRecipe, Bits::Recorded(recorded))
 }
 
 /// What becomes of the weights once they are in their new basis.
@@ -262,7 +298,13 @@ enum Rounding {
     None,
 }
 
-fn plan_with(recipe: Recipe, source: SourceFolder, limits: Limits, rounding: Rounding) -> Outcome<Plan> {
+fn plan_with(
+    recipe: Recipe,
+    source: SourceFolder,
+    limits: Limits,
+    rounding: Rounding,
+    bits: Bits<'_>,
+) -> Outcome<Plan> {
     let pipeline = Pipeline::find(&recipe.pipeline)?;
     let checkpoint = Checkpoint::open_with(&source.dir, &Links::of_folder(&source.dir))?;
     let config = Config::read(&source.dir)?;
@@ -290,7 +332,16 @@ fn plan_with(recipe: Recipe, source: SourceFolder, limits: Limits, rounding: Rou
     }
 
     let to = module::Destination { model: &model, fold: fold.as_ref(), pipeline: &pipeline, rounding };
-    let (mut modules, allocator) = module::assign(&recipe, &checkpoint, &fates, &to, unused)?;
+    let (mut modules, mut allocator) = module::assign(&recipe, &checkpoint, &fates, &to, unused)?;
+    let allocated = match (&recipe.budget, rounding) {
+        (Some(budget), Rounding::AsRecipe) => {
+            let (recipe, checkpoint, config) = (&recipe, &checkpoint, &config);
+            let given = Given { recipe, budget, checkpoint, config, to: &to };
+            Some(allocate(&given, &mut modules, bits)?)
+        }
+        // Where nothing is rounded there is nothing to give out.
+        _ => None,
+    };
     check_layout(&recipe, &modules)?;
     let tensors: Vec<ModuleTensors> = modules
         .iter()
@@ -302,6 +353,11 @@ fn plan_with(recipe: Recipe, source: SourceFolder, limits: Limits, rounding: Rou
     }
 
     let mut notes = module::notes(&checkpoint, &modules);
+    let allocation = allocated.map(|allocated| {
+        allocator = allocated.allocator;
+        notes.extend(allocated.notes);
+        allocated.record
+    });
     if let Some(fold) = &fold {
         notes.extend(fold.notes(&recipe, &model));
     }
@@ -336,6 +392,7 @@ fn plan_with(recipe: Recipe, source: SourceFolder, limits: Limits, rounding: Rou
         model,
         pipeline,
         allocator,
+        allocation,
         fold,
         calibration,
         measured: None,
@@ -472,7 +529,30 @@ impl Plan {
     /// As [`plan`]: the source is opened again.
     pub fn unrounded(&self) -> Outcome<Plan> {
         let limits = Limits { memory: None, threads: self.threads, isa: self.isa };
-        plan_with(self.recipe.clone(), self.source.clone(), limits, Rounding::None)
+        plan_with(self.recipe.clone(), self.source.clone(), limits, Rounding::None, Bits::Chosen)
+    }
+
+    /// The same model with its budget spent evenly, whatever the costs; none without a budget.
+    ///
+    /// # Errors
+    /// As [`plan`]: source and costs are read again.
+    pub fn control(&self) -> Outcome<Option<Plan>> {
+        if self.allocation.is_none() {
+            return Ok(None);
+        }
+        let limits = Limits { memory: None, threads: self.threads, isa: self.isa };
+        plan_with(self.recipe.clone(), self.source.clone(), limits, Rounding::AsRecipe, Bits::Control)
+            .map(Some)
+    }
+
+    /// How many modules the budget gave each codec, the narrowest first.
+    pub fn histogram(&self) -> Vec<(String, u64)> {
+        let Some(allocation) = &self.allocation else { return Vec::new() };
+        let given = |codec: &str| {
+            let modules = self.modules.iter().map(|module| &module.assignment);
+            modules.filter(|a| a.reason == BUDGET && a.codec.to_string() == codec).count() as u64
+        };
+        allocation.candidates.iter().map(|codec| (codec.clone(), given(codec))).collect()
     }
 
     /// The text that the recipe calibrates on, whether or not an encoder asks for it.
@@ -527,6 +607,7 @@ impl Plan {
             "calibration": self.calibration.as_ref().map(|calibration| calibration.sha256),
             "rotation_seed": self.recipe.transform.rotation.seed,
             "rotation_steps": self.recipe.transform.rotation.steps,
+            "allocation": self.allocation,
         })))
     }
 }

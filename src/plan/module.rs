@@ -3,14 +3,14 @@
 use std::ops::Range;
 
 use super::{FoldPlan, Note, NoteKind, Rounding, Step};
-use crate::alloc::{Allocator, Assignment, Candidate, Rules};
+use crate::alloc::{Allocator, Assignment, Candidate, Rules, encoder};
 use crate::arch::{Fate, Folder, Model, Output, Role};
 use crate::artifact::layout::{Place, StoredTensor};
 use crate::checkpoint::Checkpoint;
 use crate::codec::{CodecSpec, Plane};
 use crate::failure::Problems;
 use crate::quant::{CAST, Grain, weighs};
-use crate::recipe::{Recipe, RecipeError};
+use crate::recipe::{Choice, Recipe, RecipeError};
 use crate::stage::ModuleWork;
 use crate::stage::pipeline::Pipeline;
 use crate::tensor::{Dtype, Float};
@@ -115,6 +115,20 @@ impl Module {
         }
     }
 
+    /// The same module in another codec.
+    pub(super) fn stored_as(
+        &self,
+        codec: CodecSpec,
+        recipe: &Recipe,
+        reason: &str,
+        to: &Destination<'_>,
+    ) -> Self {
+        let choice = Choice { codec, encoder: None };
+        let assignment =
+            Assignment { codec, encoder: encoder(recipe, &choice), reason: reason.to_owned(), open: true };
+        make(self.tensor, self.work.stored, self.output.clone(), assignment, to)
+    }
+
     /// Which rows of the encoded matrix lie where in the source.
     fn select(&self) -> RowSelect {
         // Rows of a module that owns the whole tensor may be cut elsewhere than after the last dimension.
@@ -209,15 +223,7 @@ pub(super) fn assign(
         if to.rounding == Rounding::None && stored.float().is_some() {
             (assignment.codec, assignment.encoder) = (CodecSpec::F32, CAST);
         }
-        let mut module = Module::new(tensor, stored, output.clone(), assignment, to);
-        let fitting = PANEL_ELEMENTS / module.work.row_elements as u64;
-        let most = match to.pipeline.grain(&module.work) {
-            Grain::Matrix => u64::MAX,
-            Grain::Blocks(rows) => (fitting / rows).max(1) * rows,
-            Grain::Rows => fitting.max(1),
-        };
-        module.panels = module.select().panels(module.rows, most);
-        module
+        make(tensor, stored, output.clone(), assignment, to)
     });
     Ok((modules.collect(), allocator.id()))
 }
@@ -229,6 +235,25 @@ fn computes(model: &Model, role: Role) -> bool {
         Role::Embedding => model.tied,
         _ => false,
     }
+}
+
+/// A module with its rows cut into panels.
+fn make(
+    tensor: usize,
+    stored: Dtype,
+    output: Output,
+    assignment: Assignment,
+    to: &Destination<'_>,
+) -> Module {
+    let mut module = Module::new(tensor, stored, output, assignment, to);
+    let fitting = PANEL_ELEMENTS / module.work.row_elements as u64;
+    let most = match to.pipeline.grain(&module.work) {
+        Grain::Matrix => u64::MAX,
+        Grain::Blocks(rows) => (fitting / rows).max(1) * rows,
+        Grain::Rows => fitting.max(1),
+    };
+    module.panels = module.select().panels(module.rows, most);
+    module
 }
 
 fn owns_all(output: &Output) -> bool {

@@ -3,11 +3,11 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::RotationKind;
 use super::keys::{Section, elsewhere};
 use super::pattern::BadPattern;
 use super::text::{Located, listed, nearest};
-use crate::codec::CodecSpec;
+use super::{BudgetMethod, RotationKind};
+use crate::codec::{BadCodec, CodecSpec};
 use crate::failure::{Exit, Failure};
 use crate::quant::ENCODERS;
 use crate::tensor::Layout;
@@ -333,6 +333,62 @@ pub enum Mistake {
         /// What it needs.
         other: &'static str,
     },
+    /// Both kinds of budget.
+    #[error("`[budget]` has both `bits-per-weight` and `bytes`")]
+    TwoBudgets,
+    /// Neither kind of budget.
+    #[error("`[budget]` needs `bits-per-weight` or `bytes`")]
+    NoBudget,
+    /// A number of bits that no model has.
+    #[error("`bits-per-weight` must be from 1 to 64")]
+    BitsRange,
+    /// No such method.
+    #[error("no method is called `{found}`")]
+    UnknownMethod {
+        /// As written.
+        found: String,
+    },
+    /// No such answer to a control.
+    #[error("`control` must be `stop`, `report` or `off`, got `{found}`")]
+    UnknownControl {
+        /// As written.
+        found: String,
+    },
+    /// A candidate that is no codec.
+    #[error(transparent)]
+    Codec(#[from] BadCodec),
+    /// A codec that has no width of its own.
+    #[error("`{codec}` has no width of its own and cannot be a candidate")]
+    NoCandidate {
+        /// The codec.
+        codec: CodecSpec,
+    },
+    /// A candidate given twice.
+    #[error("`{codec}` is already a candidate")]
+    CandidateTwice {
+        /// The codec.
+        codec: CodecSpec,
+    },
+    /// A rule that both gives a codec and limits the budget.
+    #[error("a rule with `least-bits` or `most-bits` leaves the codec to the budget and takes no `{key}`")]
+    LimitTakesNo {
+        /// The key beside the limit.
+        key: &'static str,
+    },
+    /// A floor above its ceiling.
+    #[error("`most-bits` = {most} is less than `least-bits` = {least}")]
+    LimitsCross {
+        /// The floor.
+        least: u32,
+        /// The ceiling.
+        most: u32,
+    },
+    /// A limit of what nobody gives out.
+    #[error("`{pattern}` limits the bits of a budget, and this recipe has no `[budget]`")]
+    LimitWithoutBudget {
+        /// The rule's pattern.
+        pattern: String,
+    },
     /// No such layout.
     #[error("no layout is called `{found}`")]
     UnknownLayout {
@@ -448,6 +504,20 @@ impl Mistake {
             Mistake::UnknownLayout { found } => suggest(found, Layout::NAMES.iter().map(|(name, _)| *name)),
             Mistake::RotationTakesNo { .. } | Mistake::RotationNeedsGains => "leave it out".into(),
             Mistake::ValuesTwice { .. } => "leave one of the two out".into(),
+            Mistake::WrongType { key: "bytes", .. } => "write a size in quotes, such as `\"5GB\"`".into(),
+            Mistake::TwoBudgets => "keep one of the two".into(),
+            Mistake::NoBudget => "for example `bits-per-weight = 4.5` under `[budget]`".into(),
+            Mistake::UnknownMethod { found } => {
+                suggest(found, BudgetMethod::NAMES.iter().map(|(name, _)| *name))
+            }
+            Mistake::MissingKey { key: "sensitivity", .. } => {
+                "name a file that `tqc sensitivity` or another tool measured".into()
+            }
+            Mistake::NoCandidate { .. } => {
+                "give modules that should stay as they are `codec = \"keep\"` in a `[[rule]]`".into()
+            }
+            Mistake::LimitTakesNo { .. } | Mistake::CandidateTwice { .. } => "leave it out".into(),
+            Mistake::LimitWithoutBudget { .. } => "add a `[budget]`, or give the modules a `codec`".into(),
             Mistake::UnknownEncoder { found } => suggest(found, ENCODERS.iter().copied()),
             Mistake::EncoderRefuses { codec, .. } if codec.quantizes() => {
                 "leave `encoder` out, or choose codec `affine`".into()

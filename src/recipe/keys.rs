@@ -24,6 +24,8 @@ pub enum Section {
     Calibration,
     /// `[gptq]`.
     Gptq,
+    /// `[budget]`.
+    Budget,
     /// `[output]`.
     Output,
     /// The parameters of `affine`.
@@ -32,7 +34,7 @@ pub enum Section {
 
 impl Section {
     /// Every table, in the order documents list them.
-    pub const ALL: [Section; 11] = [
+    pub const ALL: [Section; 12] = [
         Section::Top,
         Section::Source,
         Section::Default,
@@ -42,6 +44,7 @@ impl Section {
         Section::Rotation,
         Section::Calibration,
         Section::Gptq,
+        Section::Budget,
         Section::Output,
         Section::Affine,
     ];
@@ -58,6 +61,7 @@ impl Section {
             Section::Rotation => "`rotation`",
             Section::Calibration => "`[calibration]`",
             Section::Gptq => "`[gptq]`",
+            Section::Budget => "`[budget]`",
             Section::Output => "`[output]`",
             Section::Affine => "`affine`",
         }
@@ -75,6 +79,7 @@ impl Section {
             Section::Rotation => "transform.rotation.",
             Section::Calibration => "calibration.",
             Section::Gptq => "gptq.",
+            Section::Budget => "budget.",
             Section::Output => "output.",
             Section::Affine => "codec.affine.",
         }
@@ -168,6 +173,13 @@ pub static KEYS: &[Key] = &[
         "The text whose activations weigh the errors of `gptq` and `gptq-refit`",
     ),
     key(Section::Top, "gptq", "table", "none", "How these two round"),
+    key(
+        Section::Top,
+        "budget",
+        "table",
+        "none",
+        "How many bytes the weights may take; modules without a rule get their codecs by it",
+    ),
     key(Section::Top, "output", "table", "none", "Where the artifact goes and how it is split"),
     key(Section::Source, "path", "path", "none", "A folder that holds a checkpoint"),
     key(Section::Source, "hub", "string", "none", "A Hugging Face repository, `org/name`"),
@@ -181,13 +193,33 @@ pub static KEYS: &[Key] = &[
         "How codes are found: `mlx`, `refit`, `gptq` or `gptq-refit`",
     ),
     key(Section::Rule, "match", "glob", "required", "Which modules"),
-    key(Section::Rule, "codec", "codec", "required", "How their weights are stored"),
+    key(
+        Section::Rule,
+        "codec",
+        "codec",
+        "required without a limit",
+        "How their weights are stored, whatever the budget",
+    ),
     key(
         Section::Rule,
         "encoder",
         "string",
         "`default.encoder`",
         "How their codes are found; `mlx` where the default's encoder cannot fill the codec",
+    ),
+    key(
+        Section::Rule,
+        "least-bits",
+        "integer",
+        "none",
+        "The fewest bits of a code that the budget may give them; 1 to 32, without `codec`",
+    ),
+    key(
+        Section::Rule,
+        "most-bits",
+        "integer",
+        "none",
+        "The most bits of a code that the budget may give them; 1 to 32, without `codec`",
     ),
     key(
         Section::Keep,
@@ -338,6 +370,43 @@ pub static KEYS: &[Key] = &[
         "integer",
         "`2`",
         "Rounds of coordinate descent on codes, scales and biases of `gptq-refit`; 0 to 100",
+    ),
+    key(
+        Section::Budget,
+        "bits-per-weight",
+        "number",
+        "this or `bytes`",
+        "All bytes of the weight files over all weights; 1 to 64",
+    ),
+    key(Section::Budget, "bytes", "size", "this or `bits-per-weight`", "All bytes of the weight files"),
+    key(
+        Section::Budget,
+        "sensitivity",
+        "path",
+        "required",
+        "What each module costs in each codec: a file of `tqc sensitivity` or of another tool",
+    ),
+    key(
+        Section::Budget,
+        "candidates",
+        "array of strings",
+        "affine, at the default's group",
+        "Codecs to choose from, as `\"affine-4g64\"` or `\"mxfp4\"`; by default those of all widths that the file has",
+    ),
+    key(Section::Budget, "method", "string", "`\"exact\"`", "How to choose: `exact` or `greedy`"),
+    key(
+        Section::Budget,
+        "control",
+        "string",
+        "`\"report\"`",
+        "If an even choice of the same bytes is as good: `stop`, `report`, or `off` to not compare",
+    ),
+    key(
+        Section::Budget,
+        "text",
+        "path",
+        "built-in text",
+        "A JSONL file of `text` or `messages` to compare on",
     ),
     key(Section::Output, "directory", "path", "the command's choice", "The artifact's folder; not inherited"),
     key(

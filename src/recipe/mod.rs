@@ -6,12 +6,14 @@
 //! the list of keys that it, the parser and the suggestions share.
 //!
 //! Files are joined like this. A key of a recipe wins over the same key of its base; `source` counts
-//! as one key, and so do `transform.rotation` and `default.codec` together with `default.encoder`. Rules of a recipe come
+//! as one key, and so do `transform.rotation`, `default.codec` together with `default.encoder`, and the two sizes that a
+//! `budget` may have. Rules of a recipe come
 //! before those of its base, and a base's rule that could then match nothing (the same pattern again,
 //! or anything after a bare `*`) is dropped. `keep` adds up. `name`, `description` and
 //! `output.directory` belong to one artifact and are not inherited.
 
 mod calibration;
+mod budget;
 mod dom;
 mod error;
 pub mod keys;
@@ -26,6 +28,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+pub use self::budget::{Budget, BudgetMethod, BudgetOrigins, BudgetSize, Control, Limit};
 pub use self::calibration::{Activations, Calibration, FewTokens, GptqChoice, Packing};
 pub use self::error::{CODECS, FileProblem, Mistake, RecipeError};
 pub use self::lock::{Difference, Lock, LockError, LockMistake, differences_text};
@@ -71,6 +74,10 @@ pub struct Recipe {
     pub default: Choice,
     /// First match wins.
     pub rules: Vec<Rule>,
+    /// Bounds on what the budget gives; first match wins.
+    pub limits: Vec<Limit>,
+    /// How many bytes the weights may take.
+    pub budget: Option<Budget>,
     /// Tensors of unknown role that are stored as they are.
     pub keep: Vec<KeepPattern>,
     /// Changes of basis.
@@ -246,7 +253,8 @@ impl Recipe {
         let last = files.len() - 1;
         let mut report = Report { file: last, problems: Vec::new() };
         // A base that could not be read may be the one that states it.
-        if stating.is_none() && broken.is_empty() && !problems.iter().any(|p| p.mistake.hides_base()) {
+        let hidden = !broken.is_empty() || problems.iter().any(|p| p.mistake.hides_base());
+        if stating.is_none() && !hidden {
             let key = "codec";
             let at = own.default_at.unwrap_or(report.origin(0..0));
             report.add(at, Mistake::MissingKey { key, section: keys::Section::Default });
@@ -255,14 +263,21 @@ impl Recipe {
             check_encoder(codec.value, encoder, &mut report);
         }
         let transform = transform::join(sheets.iter().map(|sheet| &sheet.transform), &mut report);
+        let budget = budget::join(sheets.iter().map(|sheet| &sheet.budget), hidden, &mut report);
         problems.append(&mut report.problems);
         let (calibration, gptq) = calibration::join(sheets.iter().map(|sheet| &sheet.calibration));
 
         let source = sheets.iter().find_map(|sheet| sheet.source.clone());
         let pipeline = sheets.iter().find_map(|sheet| sheet.pipeline.clone());
         let mut rules: Vec<Rule> = Vec::new();
+        let mut limits: Vec<Limit> = Vec::new();
         let mut keep: Vec<KeepPattern> = Vec::new();
         for sheet in &sheets {
+            for limit in &sheet.limits {
+                if !limits.iter().any(|first| first.pattern == limit.pattern) {
+                    limits.push(limit.clone());
+                }
+            }
             let earlier = rules.len();
             for rule in &sheet.rules {
                 if !rules[..earlier].iter().any(|first| first.hides(&rule.pattern)) {
@@ -274,6 +289,14 @@ impl Recipe {
                     keep.push(kept.clone());
                 }
             }
+        }
+        let stated = sheets.iter().any(|sheet| sheet.budget.at.is_some());
+        if let Some(limit) = limits.first()
+            && !stated
+            && !hidden
+        {
+            let pattern = limit.pattern.as_str().to_owned();
+            problems.push(Problem { at: limit.origin, mistake: Mistake::LimitWithoutBudget { pattern } });
         }
         let layout = sheets.iter().find_map(|sheet| sheet.layout.as_ref());
         let output = Output {
@@ -309,6 +332,8 @@ impl Recipe {
             pipeline: pipeline.map_or_else(|| PIPELINE.to_owned(), |pipeline| pipeline.value),
             default: Choice { codec: codec.value, encoder: encoder.map(|encoder| encoder.value) },
             rules,
+            limits,
+            budget,
             keep,
             transform,
             calibration,
@@ -381,6 +406,18 @@ impl Recipe {
     /// The file of second moments to use, from the folder of the file that states it.
     pub fn calibration_hessians(&self) -> Option<PathBuf> {
         Some(self.resolve(self.calibration.hessians.as_ref()?, self.calibration.hessians_origin?))
+    }
+
+    /// The budget's file of costs, from the folder of the file that states it.
+    pub fn sensitivity(&self) -> Option<PathBuf> {
+        let budget = self.budget.as_ref()?;
+        Some(self.resolve(&budget.sensitivity, budget.origins.sensitivity))
+    }
+
+    /// The text that a budget's choice is compared on, from the folder of the file that states it.
+    pub fn budget_text(&self) -> Option<PathBuf> {
+        let budget = self.budget.as_ref()?;
+        Some(self.resolve(budget.text.as_ref()?, budget.origins.text?))
     }
 
     /// The artifact's folder, from the folder of the file that states it.
@@ -647,6 +684,33 @@ mod tests {
         assert_eq!(recipe.encoder(&recipe.default), Some("refit"));
         assert!(recipe.rule_for("x.e").is_none());
         assert_eq!(recipe.rule_for("x.c").unwrap().0, 2);
+    }
+
+    #[test]
+    fn a_budget_is_joined_key_by_key_but_its_size_is_one() {
+        let base = "name = 'base'\ndefault.codec = 'mxfp4'\n[budget]\nbits-per-weight = 4.5\nsensitivity = 's.json'\n\
+                    candidates = ['affine-4g64', 'bf16']\ncontrol = 'stop'\ntext = 't.jsonl'\n\
+                    [[rule]]\nmatch = '*.a'\nleast-bits = 4\n[[rule]]\nmatch = '*.b'\nmost-bits = 6\n";
+        let child = "name = 'child'\nextends = 'x'\n[budget]\nbytes = '3GB'\nmethod = 'greedy'\n\
+                     [[rule]]\nmatch = '*.b'\nleast-bits = 2\n";
+        let recipe = joined(&[base, child]);
+        let budget = recipe.budget.as_ref().unwrap();
+        assert_eq!(budget.size, BudgetSize::Bytes(Bytes(3_000_000_000)));
+        assert_eq!((budget.method, budget.control), (BudgetMethod::Greedy, Control::Stop));
+        let candidates = budget.candidates.as_ref().unwrap().iter().map(CodecSpec::to_string);
+        assert_eq!(candidates.collect::<Vec<_>>(), ["affine-4g64", "bf16"]);
+        // Paths start at the folder of the file that states them.
+        assert_eq!(recipe.sensitivity(), Some("f0/s.json".into()));
+        assert_eq!(recipe.budget_text(), Some("f0/t.jsonl".into()));
+        let limits: Vec<_> = recipe.limits.iter().map(|l| (l.pattern.as_str(), l.least, l.most)).collect();
+        assert_eq!(limits, [("*.b", Some(2), None), ("*.a", Some(4), None)]);
+        assert!(recipe.rules.is_empty());
+    }
+
+    #[test]
+    fn a_budget_in_bits_is_rounded_down_to_bytes() {
+        assert_eq!(BudgetSize::BitsPerWeight(4.5).bytes(1001), 563);
+        assert_eq!(BudgetSize::Bytes(Bytes(7)).bytes(1001), 7);
     }
 
     #[test]

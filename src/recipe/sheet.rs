@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use toml::de::DeValue;
 
+use super::budget::{self, BudgetSheet, Limit};
 use super::calibration::CalibrationSheet;
 use super::dom::{At, Report, Table, Value, parse};
 use super::error::{CODECS, Mistake};
@@ -40,6 +41,8 @@ pub(super) struct Sheet {
     pub codec: Option<At<CodecSpec>>,
     pub encoder: Option<At<String>>,
     pub rules: Vec<Rule>,
+    pub limits: Vec<Limit>,
+    pub budget: BudgetSheet,
     pub keep: Vec<KeepPattern>,
     pub transform: TransformSheet,
     pub calibration: CalibrationSheet,
@@ -87,7 +90,7 @@ impl Sheet {
             }
         }
         if let Some(value) = top.get("rule") {
-            sheet.rules = rules(value, &file.text, report);
+            (sheet.rules, sheet.limits) = rules(value, &file.text, report);
         }
         if let Some(table) = top.get("keep").and_then(|value| value.table(Section::Keep, report)) {
             sheet.keep = keep(&table, &file.text, report);
@@ -100,6 +103,9 @@ impl Sheet {
         }
         if let Some(value) = top.get("gptq") {
             sheet.calibration.read_gptq(value, report);
+        }
+        if let Some(value) = top.get("budget") {
+            sheet.budget = BudgetSheet::read(value, report);
         }
         if let Some(table) = top.get("output").and_then(|value| value.table(Section::Output, report)) {
             sheet.directory = table.get("directory").and_then(|value| path(value, report));
@@ -314,11 +320,25 @@ fn line_of(text: &str, at: Origin) -> usize {
     text[..at.start].matches('\n').count() + 1
 }
 
-fn rules(value: Value<'_>, text: &str, report: &mut Report) -> Vec<Rule> {
+fn rules(value: Value<'_>, text: &str, report: &mut Report) -> (Vec<Rule>, Vec<Limit>) {
     let mut rules: Vec<Rule> = Vec::new();
+    let mut limits: Vec<Limit> = Vec::new();
     for element in value.elements("an array of tables", report) {
         let Some(table) = element.table(Section::Rule, report) else { continue };
         let pattern = table.require("match", report).and_then(|value| pattern(value, report));
+        if ["least-bits", "most-bits"].into_iter().any(|key| table.get(key).is_some()) {
+            if let Some(limit) = limit(&table, pattern, report) {
+                match limits.iter().find(|earlier| earlier.pattern == limit.pattern) {
+                    Some(same) => {
+                        let earlier = line_of(text, same.origin);
+                        let pattern = limit.pattern.as_str().to_owned();
+                        report.add(limit.origin, Mistake::Repeated { pattern, earlier });
+                    }
+                    None => limits.push(limit),
+                }
+            }
+            continue;
+        }
         let codec = table.require("codec", report).and_then(|value| codec(value, report));
         let encoder = table.get("encoder").and_then(|value| encoder(value, report));
         if let (Some(codec), Some(encoder)) = (&codec, &encoder) {
@@ -344,7 +364,29 @@ fn rules(value: Value<'_>, text: &str, report: &mut Report) -> Vec<Rule> {
         }
         rules.push(Rule { pattern, choice, origin: at, codec_origin: codec.at });
     }
-    rules
+    (rules, limits)
+}
+
+/// A rule that bounds what the budget gives.
+fn limit(table: &Table<'_>, pattern: Option<At<Pattern>>, report: &mut Report) -> Option<Limit> {
+    for key in ["codec", "encoder"] {
+        if let Some(value) = table.get(key) {
+            report.add(value.at, Mistake::LimitTakesNo { key });
+        }
+    }
+    let least = table.get("least-bits").map(|value| budget::bits(value, report));
+    let most = table.get("most-bits").map(|value| budget::bits(value, report));
+    // A bound that is wrong is said, and must not count as absent.
+    let (least, most) =
+        (least.map_or(Some(None), |l| l.map(Some))?, most.map_or(Some(None), |m| m.map(Some))?);
+    if let (Some(least), Some(most)) = (&least, &most)
+        && least.value > most.value
+    {
+        report.add(most.at, Mistake::LimitsCross { least: least.value, most: most.value });
+    }
+    let At { value: pattern, at } = pattern?;
+    let bits = |limit: Option<At<u32>>| limit.map(|limit| limit.value);
+    Some(Limit { pattern, least: bits(least), most: bits(most), origin: at })
 }
 
 fn keep(table: &Table<'_>, text: &str, report: &mut Report) -> Vec<KeepPattern> {

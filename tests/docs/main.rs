@@ -12,7 +12,7 @@ use serde_json::Value;
 const RECIPE: &str = "recipes/mlx-4bit.toml";
 const SOURCE: &str = "tests/fixtures/llama-tied";
 
-/// A build with every change of basis that is recorded, and a source with a draft head.
+/// A build with every change of basis that is recorded, a budget, and a source with a draft head.
 const CHANGING: &str = "
 name = \"changing\"
 [default]
@@ -21,6 +21,11 @@ codec = { affine = { bits = 2, group = 32 } }
 gamma-fold = true
 rotation = { kind = \"measure\", steps = 2 }
 tokens = 16
+";
+const BUDGET: &str = "
+[budget]
+bits-per-weight = 16
+sensitivity = \"costs.json\"
 ";
 const CHANGED: &str = "tests/fixtures/qwen3_5-tied";
 
@@ -44,6 +49,18 @@ fn the_command_reference_is_what_the_parser_says() {
 }
 
 #[test]
+fn every_format_of_costs_is_described() {
+    let text = fs::read_to_string("docs/formats/sensitivity.md").unwrap();
+    for format in tqc::alloc::import::formats() {
+        assert!(text.contains(&format!("\n| `{format}` | ")), "{format}");
+        assert!(
+            text.lines().any(|line| line.starts_with("## `") && line.contains(&format!("`{format}"))),
+            "{format}"
+        );
+    }
+}
+
+#[test]
 fn every_key_of_every_json_is_described_and_no_other() {
     let folder = tempfile::tempdir().unwrap();
     let artifact = folder.path().join("artifact");
@@ -53,6 +70,12 @@ fn every_key_of_every_json_is_described_and_no_other() {
     // Keys of objects that may be null are there in one of two: a build that changes nothing, and one that measures.
     let (changing, changed) = (folder.path().join("changing.toml"), folder.path().join("changed"));
     fs::write(&changing, CHANGING).unwrap();
+    let plan = json(0, &["plan", changing.to_str().unwrap(), "--source", CHANGED, "--json"]);
+    let linears = plan["modules"].as_array().unwrap().iter().filter(|module| module["role"] == "linear");
+    // As mlx-lm writes it; embedding and head have no cost.
+    let costs: Vec<(&Value, f64)> = linears.map(|module| (&module["module"], 0.5)).collect();
+    fs::write(folder.path().join("costs.json"), serde_json::to_string(&costs).unwrap()).unwrap();
+    fs::write(&changing, format!("{CHANGING}{BUDGET}")).unwrap();
     let (changing, changed) = (changing.to_str().unwrap(), changed.to_str().unwrap());
     let both = |command: &str, wrong: &mut Vec<String>, runs: [&[&str]; 2]| {
         let heading = format!("### `tqc {command} --json`\n");

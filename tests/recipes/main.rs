@@ -195,6 +195,7 @@ fn every_known_key_of_the_wrong_type_is_refused_at_its_place() {
             keys::Section::Rotation => format!("transform.rotation.{name} = 1979-05-27"),
             keys::Section::Calibration => format!("calibration.{name} = 1979-05-27"),
             keys::Section::Gptq => format!("gptq.{name} = 1979-05-27"),
+            keys::Section::Budget => format!("budget.{name} = 1979-05-27"),
             keys::Section::Output => format!("output.{name} = 1979-05-27"),
             keys::Section::Affine => format!("default.codec.affine.{name} = 1979-05-27"),
         };
@@ -228,7 +229,7 @@ fn check(text: String) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-const SEEDS: [&str; 5] = [
+const SEEDS: [&str; 6] = [
     include_str!("../../recipes/qwen38-4bit.toml"),
     include_str!("wrong/many.toml"),
     "name = 'x'\nseed = 3\n[default]\ncodec.affine.bits = 4\ncodec.affine.group = 64\n[source]\nhub = 'a/b'\n\
@@ -237,6 +238,9 @@ const SEEDS: [&str; 5] = [
      tokens = 64\nrotation = { kind = 'optrot', seed = 7, r2 = 'auto', steps = 9 }\n[output]\nlayout = 'huggingface'\n",
     "name = 'z'\n[default]\ncodec.affine.bits = 3\ncodec.affine.group = 64\nencoder = 'gptq-refit'\n[calibration]\n\
      text = 'a.jsonl'\nrows = 8\npacking = 'joined'\nactivations = 'sequential'\n[gptq]\ndamping = 0.1\nact-order = true\n",
+    "name = 'z'\n[default]\ncodec.affine = { bits = 4, group = 64 }\n[budget]\nbits-per-weight = 3.5\n\
+     sensitivity = 's.json'\ncandidates = ['affine-4g64', 'mxfp8']\ncontrol = 'stop'\n[[rule]]\nmatch = '*.k'\n\
+     least-bits = 4\nmost-bits = 6\n",
 ];
 
 const WORDS: [&str; 24] = [

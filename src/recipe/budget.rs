@@ -1,0 +1,266 @@
+//! The `[budget]` table: how many bytes the weights may take, and what tells which of them need them.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use toml::de::DeValue;
+
+use super::dom::{At, Report, Value};
+use super::error::Mistake;
+use super::keys::Section;
+use super::pattern::Pattern;
+use super::text::Origin;
+use crate::codec::CodecSpec;
+use crate::units::Bytes;
+
+/// A budget, as a recipe asks for it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Budget {
+    /// The most that all weight files together may take.
+    pub size: BudgetSize,
+    /// File of costs, as written; [`super::Recipe::sensitivity`] resolves it.
+    pub sensitivity: PathBuf,
+    /// Codecs to choose from, as written; none: affine ones of the default's group.
+    pub candidates: Option<Vec<CodecSpec>>,
+    /// How to choose.
+    pub method: BudgetMethod,
+    /// What becomes of a choice that is no better than an even one of the same bytes.
+    pub control: Control,
+    /// Text that the two are compared on, as written; none: the built-in one.
+    pub text: Option<PathBuf>,
+    /// Where its parts are stated.
+    pub origins: BudgetOrigins,
+}
+
+/// Where parts of a [`Budget`] are stated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BudgetOrigins {
+    /// The size.
+    pub size: Origin,
+    /// `sensitivity`.
+    pub sensitivity: Origin,
+    /// `candidates`.
+    pub candidates: Option<Origin>,
+    /// `text`.
+    pub text: Option<Origin>,
+}
+
+/// The most that all weight files together may take, headers included.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum BudgetSize {
+    /// So many bits for each weight of the model.
+    BitsPerWeight(f64),
+    /// So many bytes.
+    Bytes(Bytes),
+}
+
+impl BudgetSize {
+    /// In bytes, for a model of so many weights.
+    pub fn bytes(self, weights: u64) -> u64 {
+        match self {
+            BudgetSize::BitsPerWeight(bits) => (bits * weights as f64 / 8.0) as u64,
+            BudgetSize::Bytes(bytes) => bytes.0,
+        }
+    }
+}
+
+/// How to choose.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum BudgetMethod {
+    /// The least cost there is.
+    #[default]
+    Exact,
+    /// Always the step of the most gain for each byte.
+    Greedy,
+}
+
+impl BudgetMethod {
+    /// Every method, as recipes spell it.
+    pub const NAMES: [(&'static str, BudgetMethod); 2] =
+        [("exact", BudgetMethod::Exact), ("greedy", BudgetMethod::Greedy)];
+
+    /// As recipes spell it.
+    pub fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(_, method)| *method == self).expect("every method has a name").0
+    }
+}
+
+/// What becomes of a choice that is no better than an even one of the same bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Control {
+    /// The build stops.
+    Stop,
+    /// The build says so.
+    #[default]
+    Report,
+    /// Nobody looks.
+    Off,
+}
+
+impl Control {
+    /// Every answer, as recipes spell it.
+    pub const NAMES: [(&'static str, Control); 3] =
+        [("stop", Control::Stop), ("report", Control::Report), ("off", Control::Off)];
+}
+
+/// Bounds on what a budget gives to the modules that match.
+#[derive(Debug, Clone)]
+pub struct Limit {
+    /// Over module names, as MLX has them.
+    pub pattern: Pattern,
+    /// The fewest bits of a code.
+    pub least: Option<u32>,
+    /// The most.
+    pub most: Option<u32>,
+    /// Where the pattern is written.
+    pub origin: Origin,
+}
+
+/// What one file's `[budget]` states.
+#[derive(Debug, Default)]
+pub(super) struct BudgetSheet {
+    /// Its header, if it is there.
+    pub at: Option<Origin>,
+    pub size: Option<At<BudgetSize>>,
+    pub states_size: bool,
+    pub sensitivity: Option<At<PathBuf>>,
+    pub candidates: Option<At<Vec<CodecSpec>>>,
+    pub method: Option<BudgetMethod>,
+    pub control: Option<Control>,
+    pub text: Option<At<PathBuf>>,
+}
+
+impl BudgetSheet {
+    pub fn read(value: Value<'_>, report: &mut Report) -> Self {
+        let at = Some(value.at);
+        let Some(table) = value.table(Section::Budget, report) else { return Self { at, ..Self::default() } };
+        let (bits, bytes) = (table.get("bits-per-weight"), table.get("bytes"));
+        if let (Some(_), Some(bytes)) = (&bits, &bytes) {
+            report.add(bytes.at, Mistake::TwoBudgets);
+        }
+        let states_size = bits.is_some() || bytes.is_some();
+        let bits = bits.and_then(|value| bits_per_weight(value, report));
+        let bytes = bytes.and_then(|value| size(value, report));
+        Self {
+            at,
+            states_size,
+            size: bits.or(bytes),
+            sensitivity: table.get("sensitivity").and_then(|value| super::sheet::path(value, report)),
+            candidates: table.get("candidates").and_then(|value| candidates(value, report)),
+            method: table.get("method").and_then(|value| {
+                named(value, &BudgetMethod::NAMES, report, |found| Mistake::UnknownMethod { found })
+            }),
+            control: table.get("control").and_then(|value| {
+                named(value, &Control::NAMES, report, |found| Mistake::UnknownControl { found })
+            }),
+            text: table.get("text").and_then(|value| super::sheet::path(value, report)),
+        }
+    }
+}
+
+/// The sheets' statements joined, the recipe's own first.
+///
+/// Missing keys are not reported if `hidden`: a base that could not be read may have them.
+pub(super) fn join<'s>(
+    sheets: impl Iterator<Item = &'s BudgetSheet> + Clone,
+    hidden: bool,
+    report: &mut Report,
+) -> Option<Budget> {
+    let at = sheets.clone().find_map(|sheet| sheet.at)?;
+    let size = sheets.clone().find(|sheet| sheet.states_size);
+    let sensitivity = sheets.clone().find_map(|sheet| sheet.sensitivity.as_ref());
+    if !hidden {
+        if size.is_none() {
+            report.add(at, Mistake::NoBudget);
+        }
+        if sensitivity.is_none() && size.is_none_or(|size| size.size.is_some()) {
+            report.add(at, Mistake::MissingKey { key: "sensitivity", section: Section::Budget });
+        }
+    }
+    let size = size?.size.as_ref()?;
+    let sensitivity = sensitivity?;
+    let candidates = sheets.clone().find_map(|sheet| sheet.candidates.as_ref());
+    let text = sheets.clone().find_map(|sheet| sheet.text.as_ref());
+    Some(Budget {
+        size: size.value,
+        sensitivity: sensitivity.value.clone(),
+        candidates: candidates.map(|candidates| candidates.value.clone()),
+        method: sheets.clone().find_map(|sheet| sheet.method).unwrap_or_default(),
+        control: sheets.clone().find_map(|sheet| sheet.control).unwrap_or_default(),
+        text: text.map(|text| text.value.clone()),
+        origins: BudgetOrigins {
+            size: size.at,
+            sensitivity: sensitivity.at,
+            candidates: candidates.map(|candidates| candidates.at),
+            text: text.map(|text| text.at),
+        },
+    })
+}
+
+fn bits_per_weight(value: Value<'_>, report: &mut Report) -> Option<At<BudgetSize>> {
+    let bits = match value.value {
+        DeValue::Float(number) => number.as_str().replace('_', "").parse().ok(),
+        DeValue::Integer(_) => {
+            value.integer(report).and_then(|(number, _)| number).map(|number| number as f64)
+        }
+        _ => {
+            value.wrong_type("a number", report);
+            return None;
+        }
+    };
+    let bits = bits.filter(|bits: &f64| (1.0..=64.0).contains(bits));
+    if bits.is_none() {
+        report.add(value.at, Mistake::BitsRange);
+    }
+    bits.map(|bits| At { value: BudgetSize::BitsPerWeight(bits), at: value.at })
+}
+
+fn size(value: Value<'_>, report: &mut Report) -> Option<At<BudgetSize>> {
+    let At { value: text, at } = value.string(report)?;
+    match Bytes::from_str(text) {
+        Ok(size) => Some(At { value: BudgetSize::Bytes(size), at }),
+        Err(error) => {
+            report.add(at, error.into());
+            None
+        }
+    }
+}
+
+fn candidates(value: Value<'_>, report: &mut Report) -> Option<At<Vec<CodecSpec>>> {
+    let mut codecs: Vec<CodecSpec> = Vec::new();
+    let elements = value.elements("an array of strings", report);
+    let given = elements.len();
+    for element in elements {
+        let Some(At { value: text, at }) = element.string(report) else { continue };
+        match CodecSpec::from_str(text) {
+            Ok(codec) if codec.code_bits().is_none() => report.add(at, Mistake::NoCandidate { codec }),
+            Ok(codec) if codecs.contains(&codec) => report.add(at, Mistake::CandidateTwice { codec }),
+            Ok(codec) => codecs.push(codec),
+            Err(error) => report.add(at, error.into()),
+        }
+    }
+    if given == 0 && matches!(value.value, DeValue::Array(_)) {
+        report.add(value.at, Mistake::Empty { key: value.key });
+    }
+    (!codecs.is_empty()).then_some(At { value: codecs, at: value.at })
+}
+
+fn named<T: Copy>(
+    value: Value<'_>,
+    names: &[(&'static str, T)],
+    report: &mut Report,
+    mistake: fn(String) -> Mistake,
+) -> Option<T> {
+    let At { value: found, at } = value.string(report)?;
+    let known = names.iter().find(|(name, _)| *name == found);
+    if known.is_none() {
+        report.add(at, mistake(found.to_owned()));
+    }
+    known.map(|(_, known)| *known)
+}
+
+/// `least-bits` or `most-bits` of a rule.
+pub(super) fn bits(value: Value<'_>, report: &mut Report) -> Option<At<u32>> {
+    let bits = super::transform::number(value, 1..=32, report)?;
+    Some(At { value: bits, at: value.at })
+}
