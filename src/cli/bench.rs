@@ -326,7 +326,7 @@ impl RotateArgs {
     }
 }
 
-/// Operations per second of a symmetric matrix's factorization and of the sums it comes from, beside products.
+/// Operations per second of a symmetric matrix's factorization and of its sums, beside products.
 #[derive(Debug, Args)]
 struct FactorArgs {
     /// Order of the matrix.

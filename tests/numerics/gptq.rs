@@ -180,13 +180,19 @@ fn searched_parameters_are_better_at_every_width_and_group_and_columns_may_be_or
 }
 
 #[test]
-fn sweeps_never_raise_the_loss() {
+fn sweeps_never_raise_the_damped_loss() {
     let k = 256;
     let hessian = correlated(k, 600, 5);
     let values = gaussian(24 * k, Float::Bf16, 6);
     let weighted = Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian };
+    let mean = hessian.diagonal().iter().map(|x| f64::from(*x)).sum::<f64>() / k as f64;
     for bits in [2, 4, 8] {
-        let loss = |sweeps| run(affine(bits, 64), weighted, &GptqOptions { sweeps, ..REFIT }).1.loss;
+        // tr(E (H + λ I) Eᵀ)
+        let loss = |sweeps| {
+            let (found, report) = run(affine(bits, 64), weighted, &GptqOptions { sweeps, ..REFIT });
+            let error: f64 = found.losses.iter().map(|loss| loss.error).sum();
+            report.loss + 0.01 * mean * error
+        };
         let losses: Vec<f64> = (0..5).map(loss).collect();
         assert!(losses[1] < 0.99 * losses[0], "{bits} bits: {losses:?}");
         assert!(losses.windows(2).all(|two| two[1] <= two[0]), "{bits} bits: {losses:?}");
@@ -243,19 +249,59 @@ fn under_a_diagonal_matrix_the_bytes_are_those_of_mlx() {
 }
 
 #[test]
-fn where_few_tokens_were_seen_the_guard_raises_the_damping_and_names_what_it_refused() {
-    let (k, rank) = (256, 16);
+fn where_scales_would_explode_the_guard_raises_the_damping_and_names_what_it_refused() {
+    // The first half of the columns has one dominant direction; the second is a thousandth as large and follows
+    // sixteen directions of the first, so it can make up for errors there, if it grows a thousandfold.
+    let (k, half, rank, t_count) = (256, 128, 16, 400);
     let mut random = Random(10);
-    let mut x: Vec<f32> = (0..rank * k).map(|_| random.normal() as f32).collect();
-    x[..k].iter_mut().for_each(|value| *value = *value * 5.0 + 30.0);
+    let mut normals = |count: usize| -> Vec<f64> { (0..count).map(|_| random.normal()).collect() };
+    let (to, from) = (normals(half * rank), normals(rank * half));
+    let mut x = Vec::new();
+    for _ in 0..t_count {
+        let shared = 5.0 * normals(1)[0];
+        let first: Vec<f64> = normals(half).iter().map(|value| value + shared).collect();
+        let z: Vec<f64> = to
+            .chunks(half)
+            .map(|to| to.iter().zip(&first).map(|(to, x)| to * x).sum::<f64>() / 10.0)
+            .collect();
+        let second = (0..half).map(|k| (0..rank).map(|r| z[r] * from[r * half + k]).sum::<f64>() / 4000.0);
+        let second: Vec<f64> = second.collect();
+        x.extend(first.iter().chain(&second).map(|value| *value as f32));
+    }
     let mut hessian = Symmetric::new(k);
     hessian.add_products(&x, Isa::best(), &serial);
     let values = gaussian(32 * k, Float::Bf16, 11);
     let weighted = Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian };
-    for share in [1e-9, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2] {
-        let (_, report) = run(affine(4, 64), weighted, &GptqOptions { damping: share, ..PLAIN });
-        eprintln!("{share}: {report:?}");
+    let spec = affine(4, 64);
+    let mlx = encode(quantizer("mlx").unwrap(), spec, rows_of(weighted), Isa::best()).unwrap();
+    let error = |encoded: &Encoded| encoded.losses.iter().map(|loss| loss.error).sum::<f64>();
+    for options in [PLAIN, REFIT] {
+        let (found, report) = run(spec, weighted, &GptqOptions { damping: 1e-8, ..options });
+        // What a search with so little damping and no guard would store: scales of more than eight times mlx's.
+        let [(share, Refusal::ScaleCeiling { found: scale, ceiling })] = report.refused[..] else {
+            panic!("{report:?}")
+        };
+        assert!(share == 1e-8 && scale > 2.0 * ceiling, "{report:?}");
+        assert_eq!(report.damping, Some(0.1));
+        assert!(report.loss < 0.5 * report.nearest_loss, "{report:?}");
+        assert!(error(&found) < 2.0 * error(&mlx), "{} {}", error(&found), error(&mlx));
     }
+}
+
+#[test]
+fn a_matrix_of_low_rank_is_damped_until_it_has_a_factor() {
+    let (k, rank) = (256, 16);
+    let mut random = Random(17);
+    let mut x: Vec<f32> = (0..rank * k).map(|_| random.normal() as f32).collect();
+    x[..k].iter_mut().for_each(|value| *value = *value * 5.0 + 30.0);
+    let mut hessian = Symmetric::new(k);
+    hessian.add_products(&x, Isa::best(), &serial);
+    let values = gaussian(16 * k, Float::Bf16, 18);
+    let weighted = Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian };
+    let (_, report) = run(affine(4, 64), weighted, &GptqOptions { damping: 1e-9, ..PLAIN });
+    assert!(matches!(report.refused[..], [(1e-9, Refusal::NotPositive { .. })]), "{report:?}");
+    assert_eq!(report.damping, Some(0.1));
+    assert!(report.loss < 0.5 * report.nearest_loss, "{report:?}");
 }
 
 #[test]
@@ -270,8 +316,19 @@ fn without_any_moment_or_with_a_wrong_one_the_base_quantizers_bytes_are_stored()
         let (found, report) = run_on(spec, weighted, base, &REFIT, Isa::best(), &serial).unwrap();
         assert_eq!(found, expected);
         assert_eq!((report.damping, report.refused.len(), report.dead_columns), (None, 0, 128));
+        // One pivot is below 0 with any damping; act_order visits its column last, so it comes first.
         let mut full = vec![0.0; k * k];
-        full[5] = 0.0;
+        full.iter_mut().step_by(k + 1).for_each(|value| *value = 1.0);
+        full[7 * k + 7] = -100.0;
+        let indefinite = Symmetric::from_full(&full, k);
+        let wrong = Weighted { hessian: &indefinite, ..weighted };
+        let ordered = GptqOptions { act_order: true, ..REFIT };
+        let (found, report) = run_on(spec, wrong, base, &ordered, Isa::best(), &serial).unwrap();
+        assert_eq!((&found, report.damping), (&expected, None));
+        let shares: Vec<f64> = report.refused.iter().map(|(share, _)| *share).collect();
+        assert_eq!(shares, [0.01, 0.1, 1.0, 10.0]);
+        let named = |refusal: &Refusal| matches!(refusal, Refusal::NotPositive { index: 7, .. });
+        assert!(report.refused.iter().all(|(_, refusal)| named(refusal)), "{report:?}");
         full[7 * k + 7] = f32::INFINITY;
         let infinite = Symmetric::from_full(&full, k);
         let wrong = Weighted { hessian: &infinite, ..weighted };

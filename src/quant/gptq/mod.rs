@@ -11,8 +11,8 @@
 //! takes MLX's parameters and MLX's rule for codes (the parameters before they are rounded), errors are against
 //! what a decoder reads. So with a diagonal H its bytes are those of `mlx`.
 //!
-//! `gptq-refit` searches the parameters as `refit` does, column k counting D_k, and then improves rows under H
-//! itself by sweeps of coordinate descent ([`sweep`]), which never raise the loss.
+//! `gptq-refit` searches the parameters as `refit` does, column k counting D_k, and then improves rows by
+//! sweeps of coordinate descent ([`sweep`]), which never raise tr(E (H + λ I) Eᵀ).
 //!
 //! With `act_order` columns are visited by falling H[k, k], equal ones by index. Groups stay where the format has
 //! them; their parameters are then chosen from the weights as given, before the first column.
@@ -195,7 +195,15 @@ pub fn solve(
         });
         let tried = tried.and_then(|factor| {
             let mut found: Vec<&mut [u8]> = found.iter_mut().map(Vec::as_mut_slice).collect();
-            run.rung(&factor, order.as_deref(), &diagonal, &nearest, &mut found, &mut found_losses)
+            run.rung(
+                &factor,
+                rung * mean,
+                order.as_deref(),
+                &diagonal,
+                &nearest,
+                &mut found,
+                &mut found_losses,
+            )
         });
         match tried {
             Ok(loss) => {
@@ -308,10 +316,12 @@ impl Run<'_> {
         Ok(sums)
     }
 
-    /// The codes along one factor, and their loss.
+    /// The codes along the factor of H + `damping` · I, and their loss.
+    #[allow(clippy::too_many_arguments)]
     fn rung(
         &self,
         factor: &Factor,
+        damping: f64,
         order: Option<&[usize]>,
         diagonal: &[f32],
         nearest: &Sums,
@@ -334,7 +344,7 @@ impl Run<'_> {
                 if refit && !state.scales.iter().any(wild) {
                     for _ in 0..self.options.sweeps {
                         let sweep = sweep::Sweep::<BITS> {
-                            rows: strip.rows, group, hessian: h, isa: self.isa, state: &mut state,
+                            rows: strip.rows, group, hessian: h, damping: damping as f32, isa: self.isa, state: &mut state,
                         };
                         dispatch(self.isa, sweep);
                     }

@@ -234,9 +234,8 @@ impl<const BITS: u32> Kernel for Walk<'_, BITS> {
                 let segment = if fixed.is_some() { width } else { group };
                 for start in (0..width).step_by(segment) {
                     let end = start + segment;
-                    for c in start..end {
-                        let sum = errors_into::<V>(V::load(&target[c]), &e[..start], &m_of(c)[..start]);
-                        sum.store(&mut target[c]);
+                    for (c, target) in target[..end].iter_mut().enumerate().skip(start) {
+                        errors_into::<V>(V::load(target), &e[..start], &m_of(c)[..start]).store(target);
                     }
                     let mut grid = None;
                     if fixed.is_none() {

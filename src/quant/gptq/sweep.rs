@@ -1,20 +1,21 @@
-//! One sweep of coordinate descent over the codes of some rows, under H itself.
+//! One sweep of coordinate descent over the codes of some rows, under the damped H.
 //!
 //! ```text
-//! L = e H eᵀ,  e = w − decode,  g = e H                                     of one row
-//! decode_k ← decode_k + δ:  L falls by δ (2 g_k − δ H_kk), most for δ = g_k / H_kk
+//! A = H + λ I,  L = e A eᵀ,  e = w − decode,  g = e A                       of one row
+//! decode_k ← decode_k + δ:  L falls by δ (2 g_k − δ A_kk), most for δ = g_k / A_kk
 //! ```
 //!
-//! Group by group, each column takes the code nearest to decode_k + g_k / H_kk. Then scale and bias move by (a, b)
+//! Group by group, each column takes the code nearest to decode_k + g_k / A_kk. Then scale and bias move by (a, b)
 //! with the codes as they are: over the group's columns P, with q = code − (2^bits − 1) / 2, which is exact,
 //!
 //! ```text
-//! L falls by 2 (a Σ q g + c Σ g) − (a² q H_PP qᵀ + 2 a c q H_PP 1ᵀ + c² 1 H_PP 1ᵀ),   c = b + a (2^bits − 1) / 2
+//! L falls by 2 (a Σ q g + c Σ g) − (a² q A_PP qᵀ + 2 a c q A_PP 1ᵀ + c² 1 A_PP 1ᵀ),   c = b + a (2^bits − 1) / 2
 //! ```
 //!
 //! a is the best one, rounded so that the new scale is stored exactly; c, and so b, is the best one for that a. A
 //! move is made only if L falls by more than a small part of its terms, which rounding does not account for. So the
-//! loss never rises, and the sweep ends where no single code and no group's parameters can do better.
+//! damped loss never rises. Without λ, columns that H hardly weighs would grow to make up for the others: with
+//! those of a thousandth of the others' size, scales came to twelve times those of plain rounding.
 
 use super::super::Rows;
 use super::super::affine::{nearest, top};
@@ -34,6 +35,8 @@ pub(super) struct Sweep<'a, const BITS: u32> {
     pub(super) rows: Rows<'a>,
     pub(super) group: usize,
     pub(super) hessian: &'a Symmetric,
+    /// λ
+    pub(super) damping: f32,
     pub(super) isa: Isa,
     pub(super) state: &'a mut State,
 }
@@ -46,7 +49,8 @@ impl<const BITS: u32> Kernel for Sweep<'_, BITS> {
 
     #[inline(always)]
     fn run<V: Lanes>(self) {
-        let Self { rows: Rows { values, in_features: k, float, .. }, group, hessian, isa, state } = self;
+        let Self { rows: Rows { values, in_features: k, float, .. }, group, hessian, damping, isa, state } =
+            self;
         let (count, groups) = (values.len() / k, k / group);
         let zeros = || -> Columns { [[0.0; LANES]; PANEL] };
         let (mut w, mut e, mut g, mut q, mut hq) = (zeros(), zeros(), zeros(), zeros(), zeros());
@@ -60,10 +64,11 @@ impl<const BITS: u32> Kernel for Sweep<'_, BITS> {
             let errors = Strided { values: &state.errors, stride: k, rows: count };
             let h = Strided { values: h_rows, stride: k, rows: width };
             multiply(errors, h, k, &mut gradient, PANEL, isa);
-            // H among the panel's columns.
+            // A among the panel's columns.
             let mut near = [[0.0; PANEL]; PANEL];
-            for (near, row) in near.iter_mut().zip(h_rows.chunks_exact(k)) {
+            for (c, (near, row)) in near.iter_mut().zip(h_rows.chunks_exact(k)).enumerate() {
                 near[..width].copy_from_slice(&row[first..first + width]);
+                near[c] += damping;
             }
             for row in (0..count).step_by(LANES) {
                 let lanes = LANES.min(count - row);
@@ -76,7 +81,7 @@ impl<const BITS: u32> Kernel for Sweep<'_, BITS> {
                         w[c][lane] = values[at + c];
                         e[c][lane] = state.errors[at + c];
                         q[c][lane] = f32::from(state.codes[at + c]);
-                        g[c][lane] = gradient[(row + lane) * PANEL + c];
+                        g[c][lane] = gradient[(row + lane) * PANEL + c] + damping * e[c][lane];
                     }
                 }
                 for start in (0..width).step_by(group) {
@@ -146,7 +151,7 @@ impl<const BITS: u32> Kernel for Sweep<'_, BITS> {
     }
 }
 
-/// g ← g − change · H[c, :] after decode_c has changed.
+/// g ← g − change · A[c, :] after decode_c has changed.
 #[inline(always)]
 fn give_way<V: Lanes>(g: &mut [[f32; LANES]], change: V, h: &[f32; PANEL]) {
     let less = V::splat(0.0).sub(change);
