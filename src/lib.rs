@@ -35,6 +35,7 @@ pub mod build;
 pub mod check;
 pub mod eval;
 pub mod measure;
+pub mod sensitivity;
 pub mod report;
 pub mod bench;
 pub mod cli;

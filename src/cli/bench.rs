@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 
 use super::model::folder;
-use super::{CliError, Common, Machine, print};
+use super::{CliError, Common, Cores, print};
 use crate::backend::Precision;
 use crate::backend::cpu::Cpu;
 use crate::bench::linear::{LinearBench, LinearReport, linear};
@@ -235,8 +235,8 @@ fn model_text(report: &ModelReport) -> String {
 impl StreamArgs {
     fn run(self) -> Outcome<Exit> {
         let dir = folder(&self.model, true)?;
-        let machine = Machine { memory: None, threads: self.threads, isa: self.isa };
-        let limits = machine.limits();
+        let cores = Cores { threads: self.threads, isa: self.isa };
+        let limits = cores.limits();
         let cpu = Cpu::new(limits.isa, limits.threads, Precision::Exact);
         let weights = Weights::open(&dir)?;
         let all = weights.decoder.layers.len();
@@ -289,7 +289,7 @@ struct RotateArgs {
 
 impl RotateArgs {
     fn run(self) -> Outcome<Exit> {
-        let limits = Machine { memory: None, threads: Some(1), isa: self.isa }.limits();
+        let limits = Cores { threads: Some(1), isa: self.isa }.limits();
         let widths: Vec<usize> = self.width.iter().map(|width| *width as usize).collect();
         let report =
             rotate(&RotateBench { widths: widths.clone(), passes: self.passes.into(), isa: limits.isa });
@@ -325,8 +325,8 @@ impl RotateArgs {
 
 impl EncodeArgs {
     fn run(self) -> Outcome<Exit> {
-        let machine = Machine { memory: None, threads: self.threads, isa: self.isa };
-        let limits = machine.limits();
+        let cores = Cores { threads: self.threads, isa: self.isa };
+        let limits = cores.limits();
         some_codec(&self.codec)?;
         let bench = EncodeBench::new(limits.threads, limits.isa);
         let report = encode(&bench, |codec, _| codec.to_string().contains(&self.codec));
@@ -346,8 +346,8 @@ fn some_codec(text: &str) -> Result<(), CliError> {
 
 impl LinearArgs {
     fn run(self) -> Outcome<Exit> {
-        let machine = Machine { memory: None, threads: self.threads, isa: self.isa };
-        let limits = machine.limits();
+        let cores = Cores { threads: self.threads, isa: self.isa };
+        let limits = cores.limits();
         some_codec(&self.codec)?;
         let bench = LinearBench {
             threads: limits.threads,

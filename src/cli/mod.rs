@@ -15,6 +15,7 @@ mod print;
 mod progress;
 pub mod reference;
 mod report;
+mod sensitivity;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -44,6 +45,7 @@ enum Command {
     Generate(Box<generate::GenerateArgs>),
     Chat(Box<generate::ChatArgs>),
     Eval(eval::EvalArgs),
+    Sensitivity(sensitivity::SensitivityArgs),
     Report(report::ReportArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
@@ -64,6 +66,19 @@ struct Machine {
     /// at least 64MiB].
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
+    #[command(flatten)]
+    cores: Cores,
+}
+
+impl Machine {
+    fn limits(&self) -> Limits {
+        Limits { memory: self.memory, ..self.cores.limits() }
+    }
+}
+
+/// Threads and kernels.
+#[derive(Debug, Args)]
+struct Cores {
     /// Threads [default: all the machine has]. The result does not depend on it.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -73,11 +88,12 @@ struct Machine {
     isa: Option<Isa>,
 }
 
-impl Machine {
+impl Cores {
+    /// With the default budget.
     fn limits(&self) -> Limits {
         let all = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Limits {
-            memory: self.memory,
+            memory: None,
             threads: self.threads.map_or(all, usize::from),
             isa: self.isa.unwrap_or_else(Isa::best),
         }
@@ -130,6 +146,7 @@ impl Cli {
             Command::Generate(args) => args.run(),
             Command::Chat(args) => args.run(),
             Command::Eval(args) => args.run(),
+            Command::Sensitivity(args) => args.run(),
             Command::Report(args) => args.run(),
             Command::Bench(args) => args.run(),
         }

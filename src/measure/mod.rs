@@ -12,7 +12,7 @@ use crate::artifact::provenance::{MeasuredRecord, MeasuredRow, SkippedRow};
 use crate::backend::Precision;
 use crate::backend::cpu::Cpu;
 use crate::digest::canonical_json;
-use crate::eval::documents::{Documents, Taking, parse, read, tokens_digest};
+use crate::eval::documents::{Documents, Sequence, Taking, parse, read, tokens_digest};
 use crate::failure::Outcome;
 use crate::fold::logits::side_by_side;
 use crate::fold::{FoldError, Keep as _, OfPlan, Planned, Watch, prepare};
@@ -121,17 +121,25 @@ pub fn measure(
 }
 
 fn documents(recipe: &Recipe, dir: &Path, context: Option<usize>) -> Outcome<Documents> {
-    let tokenizer = Tokenizer::open(dir)?;
     let context = CONTEXT.min(context.unwrap_or(CONTEXT));
     let taking = Taking { rows: None, context, min_tokens: Some(2), split: false };
-    match recipe.transform_text() {
-        Some(path) => read(&path, dir, &tokenizer, taking),
+    text(recipe.transform_text().as_deref(), dir, taking)
+}
+
+/// The documents of `file`, or of the built-in text, as tokens of the model in `dir`.
+///
+/// # Errors
+/// As [`read`]; those of the tokenizer.
+pub fn text(file: Option<&Path>, dir: &Path, taking: Taking) -> Outcome<Documents> {
+    let tokenizer = Tokenizer::open(dir)?;
+    match file {
+        Some(path) => read(path, dir, &tokenizer, taking),
         None => parse(Path::new("built-in"), TEXT.as_bytes(), dir, &tokenizer, taking),
     }
 }
 
 /// The first sequences that hold so many tokens, the last one cut, and the text's name.
-fn taken(documents: Documents, most: usize) -> (Vec<crate::eval::documents::Sequence>, String) {
+pub fn taken(documents: Documents, most: usize) -> (Vec<Sequence>, String) {
     let mut left = most;
     let mut sequences = Vec::new();
     for mut sequence in documents.sequences {

@@ -239,6 +239,9 @@ enum Rounding {
     AsRecipe,
     /// They are stored in f32, to see the change of basis alone.
     None,
+    /// What the recipe quantizes goes into this codec by this encoder, where its groups divide: to try one module
+    /// after the other.
+    Trial(CodecSpec, &'static str),
 }
 
 fn plan_with(recipe: Recipe, source: SourceFolder, limits: Limits, rounding: Rounding) -> Outcome<Plan> {
@@ -442,6 +445,16 @@ impl Plan {
     pub fn unrounded(&self) -> Outcome<Plan> {
         let limits = Limits { memory: None, threads: self.threads, isa: self.isa };
         plan_with(self.recipe.clone(), self.source.clone(), limits, Rounding::None)
+    }
+
+    /// The same model in the same basis, with every matrix of the trunk that is quantized here in `codec`, by an
+    /// encoder that can fill it. Modules whose rows its groups do not divide stay as they are.
+    ///
+    /// # Errors
+    /// As [`plan`]: the source is opened again.
+    pub fn trial(&self, codec: CodecSpec, encoder: &'static str) -> Outcome<Plan> {
+        let limits = Limits { memory: None, threads: self.threads, isa: self.isa };
+        plan_with(self.recipe.clone(), self.source.clone(), limits, Rounding::Trial(codec, encoder))
     }
 
     /// Bytes that the artifact takes on disk; provenance is estimated at half a KiB a tensor.

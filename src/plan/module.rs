@@ -198,6 +198,13 @@ pub(super) fn assign(
         if to.rounding == Rounding::None && stored.float().is_some() {
             (assignment.codec, assignment.encoder) = (CodecSpec::F32, CAST);
         }
+        if let Rounding::Trial(codec, encoder) = to.rounding
+            && output.role.in_trunk()
+            && assignment.codec.quantizes()
+            && output.shape.last().is_multiple_of(codec.group().map_or(1, u64::from))
+        {
+            (assignment.codec, assignment.encoder) = (codec, encoder);
+        }
         let mut module = Module::new(tensor, stored, output.clone(), assignment, to);
         let fitting = PANEL_ELEMENTS / module.work.row_elements as u64;
         let most = match to.pipeline.grain(&module.work) {
