@@ -24,7 +24,7 @@ const TEXT: &str = "{\"text\": \"The old mill stood by the river, and nobody had
                     {\"text\": \"for i in range(10): print(i * i)\"}\n{\"text\": \"A man, a plan\"}\n";
 
 /// Most tokens of the tests' measurements: the last document is cut.
-const TOKENS: usize = 70;
+const TOKENS: usize = 60;
 
 /// Writes a recipe of this name and gives its path.
 fn recipe_named(dir: &Path, name: &str, text: &str) -> PathBuf {
@@ -99,23 +99,40 @@ fn check(source: &Path, measuring: &str, rest: &str, modules: &[&str]) {
         // Codes, scales and biases, by the artifact's own tensors.
         let stored: usize = read_folder(&out)
             .iter()
-            .filter(|(name, _)| name.rsplit_once('.').is_some_and(|(path, _)| path == *module))
+            .filter(|(name, _)| {
+                name.rsplit_once('.').is_some_and(|(path, plane)| path == *module && plane != "bias")
+            })
             .map(|(_, tensor)| tensor.bytes.len())
             .sum();
         assert_eq!(probed["bytes"], stored, "{module}");
     }
 }
 
-/// All else as the source stores it.
+/// A fixture whose weights and config are f32: what a recipe stores in f32 is then all there is.
+fn in_f32(dir: &Path, name: &str) -> PathBuf {
+    let mut model = Model::fixture(name);
+    model.shards.iter_mut().flatten().for_each(|tensor| tensor.map(|value| value));
+    match model.config.get_mut("text_config") {
+        Some(text) => text["dtype"] = "float32".into(),
+        None => model.config["torch_dtype"] = "float32".into(),
+    }
+    let to = dir.join("wide");
+    model.write(&to);
+    to
+}
+
+/// All else as the source stores it; gains in MLX's layout are 1 + w, which only f32 holds.
 const KEPT: &str = "[default]\ncodec = \"keep\"\n";
+const WIDE: &str = "[default]\ncodec = \"f32\"\n";
 const FOUR: &str = "[default]\ncodec = { affine = { bits = 4, group = 32 } }\n";
 
 #[test]
 fn a_probe_is_the_artifact_with_that_module_alone_rounded() {
+    let dir = temp();
     check(
-        &fixture("qwen3_5"),
+        &in_f32(dir.path(), "qwen3_5"),
         FOUR,
-        KEPT,
+        WIDE,
         &[
             "language_model.model.embed_tokens",
             "language_model.model.layers.0.linear_attn.in_proj_qkv",
@@ -134,10 +151,10 @@ fn a_probe_is_the_artifact_with_that_module_alone_rounded() {
 
 #[test]
 fn a_tied_embedding_is_one_module_rounded_at_both_ends() {
-    for name in ["llama-tied", "qwen3_5-tied"] {
-        let root = if name == "llama-tied" { "model" } else { "language_model.model" };
-        check(&fixture(name), FOUR, KEPT, &[&format!("{root}.embed_tokens")]);
-    }
+    check(&fixture("llama-tied"), FOUR, KEPT, &["model.embed_tokens"]);
+    let dir = temp();
+    let wide = in_f32(dir.path(), "qwen3_5-tied");
+    check(&wide, FOUR, WIDE, &["language_model.model.embed_tokens"]);
 }
 
 #[test]
@@ -157,18 +174,8 @@ fn the_stacked_experts_of_a_layer_are_one_module() {
         "shared_expert.up_proj",
     ];
     let modules = modules.map(at);
-    check(&fixture("qwen3_5_moe"), FOUR, KEPT, &modules.each_ref().map(String::as_str));
-}
-
-/// A fixture whose weights and config are f32: what a recipe stores in f32 is then all there is.
-fn in_f32(dir: &Path, name: &str) -> PathBuf {
-    let mut model = Model::fixture(name);
-    model.shards.iter_mut().flatten().for_each(|tensor| tensor.map(|value| value));
-    let key = if model.config.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
-    model.config[key] = "float32".into();
-    let to = dir.join("wide");
-    model.write(&to);
-    to
+    let dir = temp();
+    check(&in_f32(dir.path(), "qwen3_5_moe"), FOUR, WIDE, &modules.each_ref().map(String::as_str));
 }
 
 #[test]
@@ -177,7 +184,7 @@ fn with_changes_of_basis_a_module_is_rounded_in_the_new_one() {
     let source = in_f32(dir.path(), "qwen2");
     let turn = "[transform]\nrotation = { kind = \"hadamard\", r2 = true }\n";
     let modules = ["model.layers.0.self_attn.v_proj", "model.layers.1.mlp.down_proj", "model.embed_tokens"];
-    let (measuring, rest) = (format!("{FOUR}{turn}"), format!("[default]\ncodec = \"f32\"\n{turn}"));
+    let (measuring, rest) = (format!("{FOUR}{turn}"), format!("{WIDE}{turn}"));
     check(&source, &measuring, &rest, &modules);
 
     let found = measured(dir.path(), &measuring, &source, &["--candidates", "affine-3g32"]);
@@ -199,8 +206,8 @@ fn fewer_bits_cost_more() {
         modules.values().map(|module| module["candidates"][codec]["kl"].as_f64().unwrap()).sum()
     };
     let [two, four, eight] = ["affine-2g32", "affine-4g32", "affine-8g32"].map(sum);
-    // KL goes with the square of the step: (15 / 3)² = 25 and (255 / 15)² = 289 times less.
-    assert!(four < 0.15 * two && eight < 0.02 * four, "{two} {four} {eight}");
+    // KL goes with the square of the step: (255 / 15)² = 289 times less, and (15 / 3)² = 25, less what it saturates.
+    assert!(four < 0.3 * two && eight < 0.02 * four, "{two} {four} {eight}");
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn bad_requests_name_what_is_wrong() {
             &["--candidates", "affine-4g64"],
             "affine-4g64 needs in_features to be a multiple of 64, but",
         ),
-        (FOUR, TEXT, 2, &["--memory", "1KiB"], "a budget of 1.0 KiB is too small: one probe of"),
+        (FOUR, TEXT, 2, &["--memory", "1KiB"], "a budget of 1.00 KiB is too small: one probe of"),
         (FOUR, "", 3, &[], "holds no text"),
         (FOUR, "{\"text\": 1}\n", 3, &[], "`text` must be a string"),
         ("[default]\ncodec = \"keep\"\n", TEXT, 2, &[], "recipe `test` quantizes no module"),
