@@ -183,7 +183,7 @@ fn with_changes_of_basis_a_module_is_rounded_in_the_new_one() {
     let dir = temp();
     let source = in_f32(dir.path(), "qwen2");
     let turn = "[transform]\nrotation = { kind = \"hadamard\", r2 = true }\n";
-    let modules = ["model.layers.0.self_attn.v_proj", "model.layers.1.mlp.down_proj", "model.embed_tokens"];
+    let modules = ["model.layers.0.self_attn.v_proj", "model.layers.1.mlp.down_proj", "lm_head"];
     let (measuring, rest) = (format!("{FOUR}{turn}"), format!("{WIDE}{turn}"));
     check(&source, &measuring, &rest, &modules);
 
@@ -206,8 +206,9 @@ fn fewer_bits_cost_more() {
         modules.values().map(|module| module["candidates"][codec]["kl"].as_f64().unwrap()).sum()
     };
     let [two, four, eight] = ["affine-2g32", "affine-4g32", "affine-8g32"].map(sum);
-    // KL goes with the square of the step: (255 / 15)² = 289 times less, and (15 / 3)² = 25, less what it saturates.
-    assert!(four < 0.3 * two && eight < 0.02 * four, "{two} {four} {eight}");
+    // KL goes with the square of the step, (15 / 3)² = 25 and (255 / 15)² = 289 times less, where it does not saturate as
+    // at 2 bits, and where rounding the parameters to bf16 is little beside the step, as at 8 bits it is not.
+    assert!(four < 0.3 * two && eight < 0.05 * four, "{two} {four} {eight}");
 }
 
 #[test]
