@@ -38,6 +38,8 @@ pub mod build;
 pub mod check;
 pub mod eval;
 pub mod measure;
+pub mod control;
+pub mod sensitivity;
 pub mod report;
 pub mod bench;
 pub mod cli;

@@ -9,8 +9,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::codec::CodecSpec;
-use crate::digest::{Digest, canonical_json};
-use crate::tensor::{Dtype, Shape};
+use crate::digest::Digest;
 
 /// `format` of [`Sensitivity`].
 pub const FORMAT: &str = "tqc-sensitivity/1";
@@ -44,7 +43,7 @@ pub struct Sensitivity {
 pub struct MeasuredModel {
     /// `model_type` of the adapter's statement.
     pub model_type: String,
-    /// [`tensors_digest`] of the source.
+    /// [`crate::checkpoint::Checkpoint::shapes_digest`] of the source.
     pub tensors_sha256: Digest,
     /// Digest of the bytes of `config.json`.
     pub config_sha256: Digest,
@@ -86,13 +85,6 @@ pub struct MeasuredCandidate {
     pub bytes: u64,
 }
 
-/// The digest of a source's tensors: canonical JSON of `[name, dtype, shape]`, sorted by name.
-pub fn tensors_digest<'a>(tensors: impl Iterator<Item = (&'a str, Dtype, &'a Shape)>) -> Digest {
-    let mut list: Vec<_> = tensors.collect();
-    list.sort();
-    Digest::of(&canonical_json(&list))
-}
-
 /// What one choice costs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cost {
@@ -113,17 +105,4 @@ pub struct CostTable {
     pub basis: String,
     /// By rule path.
     pub modules: BTreeMap<String, BTreeMap<CodecSpec, Cost>>,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_digest_of_tensors_is_that_of_their_sorted_list() {
-        let shape = Shape::from([2, 3]);
-        let tensors = [("b.weight", Dtype::BF16, &shape), ("a.weight", Dtype::F32, &shape)];
-        let text = "[[\"a.weight\",\"F32\",[2,3]],[\"b.weight\",\"BF16\",[2,3]]]\n";
-        assert_eq!(tensors_digest(tensors.into_iter()), Digest::of(text.as_bytes()));
-    }
 }

@@ -77,6 +77,11 @@ impl Role {
         )
     }
 
+    /// Whether codes and scales may be stored for it, and the text model computes with it.
+    pub fn in_trunk(self) -> bool {
+        self.quantizable() && self != Role::DraftLinear
+    }
+
     /// Why it is not quantized unless a rule says so, for the plan and the report.
     pub fn default_reason(self) -> Option<&'static str> {
         match self {

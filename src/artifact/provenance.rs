@@ -30,6 +30,8 @@ pub struct Provenance {
     pub stages: Vec<String>,
     /// Changes of basis; null without any.
     pub transform: Option<TransformRecord>,
+    /// What a budget chose beside an even choice; null without a budget, or where the recipe says `off`.
+    pub compared: Option<ComparedRecord>,
     /// What weighed errors; null unless an encoder asks for that.
     pub calibration: Option<CalibrationRecord>,
     /// Bases that were measured; null unless the recipe asked for that.
@@ -354,6 +356,56 @@ pub struct ControlRecord {
     pub weight_file_bytes: u64,
     /// Sum of its costs.
     pub predicted_kl: f64,
+}
+
+/// What a budget chose, beside an even choice of the same size.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ComparedRecord {
+    /// Name of the text's file, or `built-in`.
+    pub text: String,
+    /// Digest of its tokens.
+    pub tokens_sha256: Digest,
+    /// Positions scored.
+    pub positions: u64,
+    /// Prompts of the stop probe.
+    pub prompts: u64,
+    /// Runs of 13 tokens that the calibration text has too; null without a calibration text.
+    pub shared_runs: Option<u64>,
+    /// Mean KL of what was chosen less that of the even choice, nats.
+    pub difference: f64,
+    /// Its standard error, documents as clusters; null for one document.
+    pub standard_error: Option<f64>,
+    /// Whether what was chosen has no larger KL and no more empty answers.
+    pub wins: bool,
+    /// What was chosen.
+    pub chosen: ComparedRow,
+    /// The even choice.
+    pub even: ComparedRow,
+}
+
+/// One of two choices.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ComparedRow {
+    /// Mean KL(source || quantized), nats.
+    pub mean_kl: f64,
+    /// Its standard error; null for one document.
+    pub standard_error: Option<f64>,
+    /// Positions whose likeliest successor agrees, over all.
+    pub top1: f64,
+    /// Prompts after which it would end at once and the source would not.
+    pub stops_at_once: u64,
+    /// What P(end) gained after prompts, on average.
+    pub p_end_gained: f64,
+    /// Positions of the text where it would end and the source would not.
+    pub early: u64,
+    /// Positions where the source would end and it would not.
+    pub passed_over: u64,
+    /// What all weight files take.
+    pub weight_file_bytes: u64,
+    /// Bits per weight over all stored bytes.
+    pub bits_per_weight: f64,
 }
 
 /// What was read.

@@ -269,7 +269,9 @@ fn make_fold(plan: &Arc<Plan>, options: &Options<'_>, staging: &Staging) -> Resu
     let tell = |what: &str| options.progress.phase(what);
     let found = OfPlan::new(options.found, plan, ());
     let watch = Watch { stop: options.stop, tell: &tell, keep: &Both(staging, &found) };
-    fold_and_solve(plan, watch).map_err(|failure| Ending { failure, keep: true })
+    // What is refused would be refused again.
+    let keep = |failure: &dyn Failure| matches!(failure.exit(), Exit::Interrupted | Exit::Machine);
+    fold_and_solve(plan, watch).map_err(|failure| Ending { keep: keep(&*failure), failure })
 }
 
 /// A failure, and whether the staging folder stays for a resume.
@@ -415,7 +417,19 @@ pub(crate) fn all_notes(plan: &Plan, folded: &Folded, modules: &[SealedModule]) 
             detail: format!("has {groups} groups with {}", repair_words(kind)),
         })
     });
-    let mut notes: Vec<Note> = plan.notes.iter().chain(&folded.notes).cloned().chain(repairs).collect();
+    let lost = plan.compared.iter().filter(|compared| !compared.wins).map(|compared| Note {
+        kind: NoteKind::Lost,
+        subject: "budget".to_owned(),
+        detail: format!(
+            "chose a mean KL of {:.5} and {} empty answers, and an even choice has {:.5} and {}",
+            compared.chosen.mean_kl,
+            compared.chosen.stops_at_once,
+            compared.even.mean_kl,
+            compared.even.stops_at_once
+        ),
+    });
+    let plans = plan.notes.iter().chain(&folded.notes).cloned();
+    let mut notes: Vec<Note> = plans.chain(repairs).chain(lost).collect();
     notes.sort();
     notes
 }
@@ -467,6 +481,7 @@ pub(crate) fn provenance(
         plan_sha256: plan.digest,
         stages: plan.pipeline.stages().iter().map(|stage| stage.id().to_owned()).collect(),
         transform: folded.record.clone(),
+        compared: plan.compared.clone(),
         calibration: folded.calibration.clone(),
         measured: plan.measured.clone(),
         allocator: plan.allocator.to_owned(),

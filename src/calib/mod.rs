@@ -256,7 +256,7 @@ impl<'a> Calibration<'a> {
     fn recall_moments(&mut self, layers: usize) {
         let Some(export) = &mut self.export else { return };
         for name in (0..layers).map(layer_name).chain(["head".to_owned()]) {
-            let path = self.watch.keep.place(&format!("moments-{name}"));
+            let path = self.watch.keep.find(&format!("moments-{name}"));
             let note: Option<(ExportNote, _, _)> = path.and_then(|path| kept::open(&path));
             if let Some((note, ..)) = note
                 && file_digest(&export.out.join(&note.file)).is_ok_and(|found| found == note.sha256)
@@ -269,7 +269,7 @@ impl<'a> Calibration<'a> {
     /// Takes over the codes that an earlier build kept.
     fn recall_modules(&mut self) {
         for (index, _) in self.wanted() {
-            let kept = self.watch.keep.place(&kept_name(index)).and_then(|path| solve::recall(&path));
+            let kept = self.watch.keep.find(&kept_name(index)).and_then(|path| solve::recall(&path));
             if let Some((solved, record)) = kept {
                 self.folded.prepared.solve(index, solved);
                 self.records.insert(index, record);
@@ -435,7 +435,7 @@ impl<'a> Calibration<'a> {
 
     /// Rows that were kept after `most` layers or before, and the number of these layers.
     fn kept_rows(&self, most: usize, values: usize) -> Result<Option<(usize, Residual)>, CalibError> {
-        let Some(path) = self.watch.keep.place(ROWS) else { return Ok(None) };
+        let Some(path) = self.watch.keep.find(ROWS) else { return Ok(None) };
         let Some((RowsNote { layer }, file, start)) = kept::open(&path) else { return Ok(None) };
         let mut x = self.residual("rows", values)?;
         let read = layer <= most && kept::read_values(&file, start, &mut x).is_ok();

@@ -13,7 +13,7 @@ use crate::artifact::open::{Artifact, file_digest, files_below};
 use crate::artifact::provenance::{Provenance, source_digest};
 use crate::build::schedule::{Ended, Schedule};
 use crate::build::{Results, SealedModule, all_notes, provenance};
-use crate::calib::fold_and_solve;
+use crate::calib::{NGRAMS, fold_and_solve};
 use crate::checkpoint::{Checkpoint, Links, is_plain};
 use crate::digest::{Digest, Hasher, canonical_json};
 use crate::encode::{EncodeError, Scratch, encode_panel, release_panel};
@@ -417,6 +417,8 @@ fn check_rebuild(
     };
     check_budget(&plan, verdict);
     plan.measured = record.measured.clone();
+    // So is how it compared; that took as long as the build.
+    plan.compared = record.compared.clone();
     let plan = Arc::new(plan);
     let found = Found::new();
     let folded = fold_and_solve(&plan, Watch { stop, tell: &|_| {}, keep: &found.0 })?;
@@ -592,7 +594,8 @@ fn check_whole_record(
     let output_files: Vec<Digest> =
         plan.files.iter().filter_map(|file| record.files.get(&file.name).copied()).collect();
     let weights = plan.files.iter().map(|file| file.name.clone()).zip(output_files.iter().copied());
-    let listed = weights.chain(side).chain(copied).collect();
+    let ngrams = folded.ngrams.iter().map(|bytes| (NGRAMS.to_owned(), Digest::of(bytes)));
+    let listed = weights.chain(side).chain(copied).chain(ngrams).collect();
     let notes = all_notes(plan, folded, &modules);
     let results = Results { source_files, source_tensors, modules, output_files, resumed_modules: 0 };
     let made = json(&provenance(plan, folded, &results, &notes, listed));

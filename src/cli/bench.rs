@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 
 use super::model::folder;
-use super::{CliError, Common, Machine, print};
+use super::{CliError, Common, Cores, print};
 use crate::backend::Precision;
 use crate::backend::cpu::Cpu;
 use crate::bench::factor::{FactorBench, FactorReport, factor};
@@ -238,8 +238,8 @@ fn model_text(report: &ModelReport) -> String {
 impl StreamArgs {
     fn run(self) -> Outcome<Exit> {
         let dir = folder(&self.model, true)?;
-        let machine = Machine { memory: None, threads: self.threads, isa: self.isa };
-        let limits = machine.limits();
+        let cores = Cores { threads: self.threads, isa: self.isa };
+        let limits = cores.limits();
         let cpu = Cpu::new(limits.isa, limits.threads, Precision::Exact);
         let weights = Weights::open(&dir)?;
         let all = weights.decoder.layers.len();
@@ -292,7 +292,7 @@ struct RotateArgs {
 
 impl RotateArgs {
     fn run(self) -> Outcome<Exit> {
-        let limits = Machine { memory: None, threads: Some(1), isa: self.isa }.limits();
+        let limits = Cores { threads: Some(1), isa: self.isa }.limits();
         let widths: Vec<usize> = self.width.iter().map(|width| *width as usize).collect();
         let report =
             rotate(&RotateBench { widths: widths.clone(), passes: self.passes.into(), isa: limits.isa });
@@ -335,19 +335,15 @@ struct FactorArgs {
     /// Runs of each measurement; the median counts.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=100))]
     runs: u8,
-    /// Threads [default: all the machine has].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
-    /// Instruction set of the kernels: scalar, avx2, avx512 or neon [default: the best here].
-    #[arg(long, value_name = "NAME")]
-    isa: Option<Isa>,
+    #[command(flatten)]
+    cores: Cores,
     #[command(flatten)]
     common: Common,
 }
 
 impl FactorArgs {
     fn run(self) -> Outcome<Exit> {
-        let limits = Machine { memory: None, threads: self.threads, isa: self.isa }.limits();
+        let limits = self.cores.limits();
         let report = factor(&FactorBench {
             n: self.n as usize,
             threads: limits.threads,
@@ -381,8 +377,8 @@ fn factor_text(report: &FactorReport) -> String {
 
 impl EncodeArgs {
     fn run(self) -> Outcome<Exit> {
-        let machine = Machine { memory: None, threads: self.threads, isa: self.isa };
-        let limits = machine.limits();
+        let cores = Cores { threads: self.threads, isa: self.isa };
+        let limits = cores.limits();
         some_codec(&self.codec)?;
         let bench = EncodeBench::new(limits.threads, limits.isa);
         let report = encode(&bench, |codec, _| codec.to_string().contains(&self.codec));
@@ -402,8 +398,8 @@ fn some_codec(text: &str) -> Result<(), CliError> {
 
 impl LinearArgs {
     fn run(self) -> Outcome<Exit> {
-        let machine = Machine { memory: None, threads: self.threads, isa: self.isa };
-        let limits = machine.limits();
+        let cores = Cores { threads: self.threads, isa: self.isa };
+        let limits = cores.limits();
         some_codec(&self.codec)?;
         let bench = LinearBench {
             threads: limits.threads,

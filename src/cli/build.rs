@@ -11,16 +11,19 @@ use serde_json::json;
 use super::plan::seconds;
 use super::progress::Bar;
 use super::{CliError, Common, Machine, RecipeArgs, fetch, print};
-use crate::artifact::provenance::{CalibrationRecord, RotationRecord, TransformRecord};
+use crate::artifact::provenance::{
+    CalibrationRecord, ComparedRecord, ComparedRow, RotationRecord, TransformRecord,
+};
 use crate::build::{
     Built, Options, Progress as _, Unfinished, build, check_target, measuring_path, staging_path,
 };
+use crate::control::compare;
 use crate::digest::Digest;
 use crate::failure::{Exit, Outcome};
 use crate::fold::{Keep, KeepFolder, Watch};
 use crate::measure::measure;
 use crate::plan::{Limits, Note, NoteKind, Plan, SourceFolder, plan};
-use crate::recipe::{Lock, Recipe, RotationKind, differences_text};
+use crate::recipe::{Control, Lock, Recipe, RotationKind, differences_text};
 use crate::units::Bytes;
 
 /// Build the artifact that a recipe describes.
@@ -74,6 +77,7 @@ impl BuildArgs {
         };
         let limits = self.machine.limits();
         let (plan, kept) = decide(recipe, source, limits, &self.output, unfinished, &stop, &bar)?;
+        let (plan, kept) = compared(plan, kept, &self.output, unfinished, &stop, &bar)?;
         let target = self.output.clone().unwrap_or_else(|| plan.default_output());
         // Without a final `/` or `/.`, which name what a link leads to rather than the link.
         let target: PathBuf = target.components().collect();
@@ -106,7 +110,6 @@ impl BuildArgs {
             progress: &bar,
             found: kept.as_ref().map_or(&(), |kept| kept as &dyn Keep),
         };
-        let plan = Arc::new(plan);
         let finished = build(&plan, &options)?;
         tell("warning", finished.built.notes.iter().filter(|note| !plan.notes.contains(note)));
         let found = Lock {
@@ -141,6 +144,7 @@ impl BuildArgs {
             print::json(&json!({
                 "path": built.path, "digest": built.digest, "sizes": sizes, "notes": built.notes,
                 "transform": built.transform, "calibration": built.calibration, "measured": plan.measured,
+                "allocation": plan.allocation, "compared": plan.compared,
                 "modules": plan.modules.len(), "resumed_modules": built.resumed_modules,
                 "elapsed_s": built.elapsed_s, "threads": plan.threads, "isa": plan.isa.to_string(),
                 "peak_resident_bytes": built.peak.resident, "peak_anonymous_bytes": built.peak.anonymous,
@@ -221,6 +225,68 @@ fn decide(
     let mut plan = plan(recipe.with_basis(&measured.chosen), source, limits)?;
     plan.measured = Some(measured);
     Ok((plan, Some(found)))
+}
+
+/// The plan, with its choice of codecs held against an even one if it spends a budget and the recipe wants that.
+fn compared(
+    plan: Plan,
+    kept: Option<KeepFolder>,
+    output: &Option<PathBuf>,
+    unfinished: Unfinished,
+    stop: &AtomicBool,
+    bar: &Bar,
+) -> Outcome<(Arc<Plan>, Option<KeepFolder>)> {
+    let plan = Arc::new(plan);
+    let Some(wanted) = plan.recipe.budget.as_ref().map(|budget| budget.control) else {
+        return Ok((plan, kept));
+    };
+    if wanted == Control::Off {
+        return Ok((plan, kept));
+    }
+    let target = output.clone().unwrap_or_else(|| plan.default_output());
+    // What the target has wrong is said before hours are spent.
+    check_target(&target, unfinished)?;
+    let fresh = kept.is_none();
+    let found = kept.map_or_else(|| measuring_path(&target).map(KeepFolder), Ok)?;
+    if fresh && unfinished == Unfinished::Discard {
+        discard(&found);
+    }
+    let tell = |what: &str| bar.phase(what);
+    let compared = compare(&plan, Watch { stop, tell: &tell, keep: &found });
+    bar.end();
+    let compared = compared?;
+    if let Some(compared) = &compared {
+        print::say(&compared_words(compared));
+        if wanted == Control::Stop && !compared.wins {
+            discard(&found);
+            return Err(CliError::Lost.into());
+        }
+    }
+    // The comparison has let go of it.
+    let mut plan = Arc::try_unwrap(plan).unwrap_or_else(|_| unreachable!("nobody else holds the plan"));
+    plan.compared = compared;
+    Ok((Arc::new(plan), Some(found)))
+}
+
+/// A table of two rows, and the difference.
+fn compared_words(compared: &ComparedRecord) -> String {
+    let row = |name: &str, row: &ComparedRow| {
+        let error = row.standard_error.map_or(String::new(), |error| format!(" +- {error:.5}"));
+        format!(
+            "compared: {name:<7} {:.3} bits per weight, mean KL {:.5}{error}, top-1 {:.4}, empty answers {} of {} prompts",
+            row.bits_per_weight, row.mean_kl, row.top1, row.stops_at_once, compared.prompts
+        )
+    };
+    let error = compared.standard_error.map_or(String::new(), |error| format!(" +- {error:.5}"));
+    format!(
+        "{}\n{}\ncompared: the choice {} an even one by {:.5}{error} nats on {} positions of {}",
+        row("chosen", &compared.chosen),
+        row("even", &compared.even),
+        if compared.wins { "beats" } else { "loses to" },
+        compared.difference.abs(),
+        compared.positions,
+        compared.text
+    )
 }
 
 /// Takes what a measurement kept away.

@@ -48,7 +48,8 @@ impl CalibrateArgs {
         let interrupt = Interrupt::install()?;
         let (recipe, source) = fetch::recipe_and_source(&self.recipe, fetch::Need::Weights)?;
         let stop = interrupt.raise_a_flag();
-        let plan = Arc::new(plan(recipe, source, self.machine.limits())?);
+        // Second moments do not depend on codecs.
+        let plan = Arc::new(plan(recipe.without_budget(), source, self.machine.limits())?);
         let target: PathBuf = self.output.components().collect();
         if target.symlink_metadata().is_ok() {
             return Err(CliError::Exists { path: target }.into());

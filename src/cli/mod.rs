@@ -16,6 +16,7 @@ mod print;
 mod progress;
 pub mod reference;
 mod report;
+mod sensitivity;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -46,6 +47,7 @@ enum Command {
     Generate(Box<generate::GenerateArgs>),
     Chat(Box<generate::ChatArgs>),
     Eval(eval::EvalArgs),
+    Sensitivity(sensitivity::SensitivityArgs),
     Report(report::ReportArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
@@ -66,6 +68,19 @@ struct Machine {
     /// at least 64MiB].
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
+    #[command(flatten)]
+    cores: Cores,
+}
+
+impl Machine {
+    fn limits(&self) -> Limits {
+        Limits { memory: self.memory, ..self.cores.limits() }
+    }
+}
+
+/// Threads and kernels.
+#[derive(Debug, Args)]
+struct Cores {
     /// Threads [default: all the machine has]. The result does not depend on it.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -75,11 +90,12 @@ struct Machine {
     isa: Option<Isa>,
 }
 
-impl Machine {
+impl Cores {
+    /// With the default budget.
     fn limits(&self) -> Limits {
         let all = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Limits {
-            memory: self.memory,
+            memory: None,
             threads: self.threads.map_or(all, usize::from),
             isa: self.isa.unwrap_or_else(Isa::best),
         }
@@ -133,6 +149,7 @@ impl Cli {
             Command::Generate(args) => args.run(),
             Command::Chat(args) => args.run(),
             Command::Eval(args) => args.run(),
+            Command::Sensitivity(args) => args.run(),
             Command::Report(args) => args.run(),
             Command::Bench(args) => args.run(),
         }
@@ -161,6 +178,10 @@ enum CliError {
     Prompt { path: PathBuf, error: std::io::Error },
     #[error("`{path}` exists already")]
     Exists { path: PathBuf },
+    #[error(
+        "what the budget chose loses to an even choice of the same size, and the recipe says to stop then"
+    )]
+    Lost,
     #[error("`{path}` does not exist, so there is nothing to compare the build with")]
     NoLock { path: PathBuf },
 }
@@ -175,6 +196,7 @@ impl Failure for CliError {
             | CliError::NoRevision { .. }
             | CliError::NoFolder { .. }
             | CliError::Prompt { .. } => Exit::Request,
+            CliError::Lost => Exit::No,
             _ => Exit::Machine,
         }
     }
@@ -188,6 +210,10 @@ impl Failure for CliError {
             }
             CliError::NoFolder { .. } => Some("give a model's folder, or `hub:ORG/NAME@COMMIT`".to_owned()),
             CliError::Prompt { .. } => Some("name a file of UTF-8 text, or `-` for stdin".to_owned()),
+            CliError::Lost => Some(
+                "measure costs on more text, leave `[budget]` out for an even choice, or write `control = \"report\"`"
+                    .to_owned(),
+            ),
             CliError::Exists { .. } => Some("name another folder, or remove this one".to_owned()),
             CliError::NoLock { .. } => Some("write it with `tqc build RECIPE --write-lock`".to_owned()),
             _ => None,

@@ -18,6 +18,11 @@ pub trait Keep: Sync {
 
     /// Where a file of this name may be written, for what is too large to be handed over; none if this is no folder.
     fn place(&self, name: &str) -> Option<PathBuf>;
+
+    /// Such a file, if there is one.
+    fn find(&self, name: &str) -> Option<PathBuf> {
+        self.place(name).filter(|path| path.exists())
+    }
 }
 
 /// Keeps nothing.
@@ -87,6 +92,10 @@ impl Keep for OfPlan<'_> {
     fn place(&self, name: &str) -> Option<PathBuf> {
         self.keep.place(&self.name(name))
     }
+
+    fn find(&self, name: &str) -> Option<PathBuf> {
+        self.keep.find(&self.name(name))
+    }
 }
 
 /// Two places: what the first does not have is asked of the second; only the first is added to.
@@ -103,5 +112,9 @@ impl Keep for Both<'_> {
 
     fn place(&self, name: &str) -> Option<PathBuf> {
         self.0.place(name)
+    }
+
+    fn find(&self, name: &str) -> Option<PathBuf> {
+        self.0.find(name).or_else(|| self.1.find(name))
     }
 }

@@ -21,7 +21,7 @@ use crate::recipe::Recipe;
 use crate::runtime::{Stream, Weights};
 use crate::stats::{CONFIDENCE, clustered_mean};
 use crate::text::Tokenizer;
-use crate::text::documents::{Documents, Taking, parse, read, tokens_digest};
+use crate::text::documents::{Documents, Sequence, Taking, parse, read, tokens_digest};
 
 /// The text of a recipe that names none: prose of the public domain, and tasks.
 const TEXT: &str = include_str!("text.jsonl");
@@ -121,17 +121,25 @@ pub fn measure(
 }
 
 fn documents(recipe: &Recipe, dir: &Path, context: Option<usize>) -> Outcome<Documents> {
-    let tokenizer = Tokenizer::open(dir)?;
     let context = CONTEXT.min(context.unwrap_or(CONTEXT));
     let taking = Taking { rows: None, context, min_tokens: Some(2), split: false };
-    match recipe.transform_text() {
-        Some(path) => read(&path, dir, &tokenizer, taking),
+    text(recipe.transform_text().as_deref(), dir, taking)
+}
+
+/// The documents of `file`, or of the built-in text, as tokens of the model in `dir`.
+///
+/// # Errors
+/// As [`read`]; those of the tokenizer.
+pub fn text(file: Option<&Path>, dir: &Path, taking: Taking) -> Outcome<Documents> {
+    let tokenizer = Tokenizer::open(dir)?;
+    match file {
+        Some(path) => read(path, dir, &tokenizer, taking),
         None => parse(Path::new("built-in"), TEXT.as_bytes(), dir, &tokenizer, taking),
     }
 }
 
 /// The first sequences that hold so many tokens, the last one cut, and the text's name.
-fn taken(documents: Documents, most: usize) -> (Vec<crate::text::documents::Sequence>, String) {
+pub fn taken(documents: Documents, most: usize) -> (Vec<Sequence>, String) {
     let mut left = most;
     let mut sequences = Vec::new();
     for mut sequence in documents.sequences {

@@ -12,7 +12,7 @@ use std::path::Path;
 use super::module::{Destination, Module};
 use super::{Note, NoteKind, PlanError};
 use crate::alloc::budget::{BudgetError, Method, Solution, Tie, Way, least, solve};
-use crate::alloc::cost::{CostTable, tensors_digest};
+use crate::alloc::cost::CostTable;
 use crate::alloc::import::{Facts, Wanted, read};
 use crate::alloc::{Rules, tie};
 use crate::arch::{Config, Role};
@@ -180,12 +180,8 @@ fn table(given: &Given<'_>, modules: &[Module], path: &Path, bytes: &[u8]) -> Re
             required: module.assignment.open && !matches!(module.output.role, Role::Embedding | Role::Head),
         })
         .collect();
-    let tensors = given.checkpoint.tensors().iter();
-    let facts = Facts {
-        tensors: tensors_digest(tensors.map(|entry| (entry.name.as_str(), entry.dtype, &entry.shape))),
-        config: given.config.digest(),
-        modules: &wanted,
-    };
+    let facts =
+        Facts { tensors: given.checkpoint.shapes_digest(), config: given.config.digest(), modules: &wanted };
     read(bytes, &facts).map_err(|problem| PlanError::Sensitivity { path: path.to_owned(), problem })
 }
 

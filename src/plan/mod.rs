@@ -27,7 +27,7 @@ use crate::alloc::import::ImportError;
 use crate::arch::{Arch, ArchError, Config, Fate, Folder, Found, Model, Output, registry};
 use crate::artifact::layout::{ModuleTensors, OutputFile, lay_out};
 pub use crate::artifact::provenance::Sizes;
-use crate::artifact::provenance::{AllocationRecord, MeasuredRecord};
+use crate::artifact::provenance::{AllocationRecord, ComparedRecord, MeasuredRecord};
 use crate::checkpoint::{Checkpoint, Links};
 use crate::codec::CodecSpec;
 use crate::digest::{Digest, canonical_json};
@@ -112,8 +112,8 @@ pub enum NoteKind {
     Damped,
     /// An expert saw too few tokens to be weighed by its own.
     FewTokens,
-    /// Rows of a calibration text were cut at the context.
-    CutText,
+    /// What a budget chose is worse than an even choice of the same size.
+    Lost,
 }
 
 impl NoteKind {
@@ -135,7 +135,7 @@ impl NoteKind {
             NoteKind::Nearest => "nearest",
             NoteKind::Damped => "damped",
             NoteKind::FewTokens => "few-tokens",
-            NoteKind::CutText => "cut-text",
+            NoteKind::Lost => "lost",
         }
     }
 
@@ -178,6 +178,8 @@ pub struct Plan {
     pub fold: Option<FoldPlan>,
     /// What second moments are taken from; none if no encoder weighs errors by them.
     pub calibration: Option<CalibrationPlan>,
+    /// How what a budget chose compares with an even choice.
+    pub compared: Option<ComparedRecord>,
     /// Bases that were measured before the recipe's was decided.
     pub measured: Option<MeasuredRecord>,
     /// One fate per source tensor.
@@ -296,6 +298,9 @@ enum Rounding {
     AsRecipe,
     /// They are stored in f32, to see the change of basis alone.
     None,
+    /// What the recipe quantizes goes into this codec by this encoder, where its groups divide: to try one module
+    /// after the other.
+    Trial(CodecSpec, &'static str),
 }
 
 fn plan_with(
@@ -395,6 +400,7 @@ fn plan_with(
         allocation,
         fold,
         calibration,
+        compared: None,
         measured: None,
         fates,
         modules,
@@ -570,6 +576,22 @@ impl Plan {
         let decides =
             (&fold.residual, &fold.values, fold.gains, fold.channels(), rotation.seed, rotation.steps);
         Digest::of(&canonical_json(&decides)).to_string()
+    }
+
+    /// The same model in the same basis, with every matrix of the trunk that is quantized here in `codec`, by an
+    /// encoder that can fill it. Modules whose rows its groups do not divide stay as they are.
+    ///
+    /// # Errors
+    /// As [`plan`]: the source is opened again.
+    pub fn trial(&self, codec: CodecSpec, encoder: &'static str) -> Outcome<Plan> {
+        let limits = Limits { memory: None, threads: self.threads, isa: self.isa };
+        plan_with(
+            self.recipe.clone(),
+            self.source.clone(),
+            limits,
+            Rounding::Trial(codec, encoder),
+            Bits::Chosen,
+        )
     }
 
     /// Bytes that the artifact takes on disk; provenance is estimated at half a KiB a tensor.

@@ -9,7 +9,7 @@ use crate::artifact::layout::{Place, StoredTensor};
 use crate::checkpoint::Checkpoint;
 use crate::codec::{CodecSpec, Plane};
 use crate::failure::Problems;
-use crate::quant::{CAST, Grain, weighs};
+use crate::quant::{CAST, Grain, base, weighs};
 use crate::recipe::{Choice, Recipe, RecipeError};
 use crate::stage::ModuleWork;
 use crate::stage::pipeline::Pipeline;
@@ -123,9 +123,9 @@ impl Module {
         reason: &str,
         to: &Destination<'_>,
     ) -> Self {
-        let choice = Choice { codec, encoder: None };
-        let assignment =
-            Assignment { codec, encoder: encoder(recipe, &choice), reason: reason.to_owned(), open: true };
+        let named = encoder(recipe, &Choice { codec, encoder: None });
+        let encoder = if self.computes { named } else { base(named) };
+        let assignment = Assignment { codec, encoder, reason: reason.to_owned(), open: true };
         make(self.tensor, self.work.stored, self.output.clone(), assignment, to)
     }
 
@@ -222,6 +222,13 @@ pub(super) fn assign(
         let stored = checkpoint.tensors()[tensor].dtype;
         if to.rounding == Rounding::None && stored.float().is_some() {
             (assignment.codec, assignment.encoder) = (CodecSpec::F32, CAST);
+        }
+        if let Rounding::Trial(codec, encoder) = to.rounding
+            && output.role.in_trunk()
+            && assignment.codec.quantizes()
+            && output.shape.last().is_multiple_of(codec.group().map_or(1, u64::from))
+        {
+            (assignment.codec, assignment.encoder) = (codec, encoder);
         }
         make(tensor, stored, output.clone(), assignment, to)
     });

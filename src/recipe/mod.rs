@@ -381,6 +381,12 @@ impl Recipe {
         self
     }
 
+    /// The recipe with its codecs as they are before a budget is spent.
+    pub fn without_budget(mut self) -> Self {
+        (self.budget, self.limits) = (None, Vec::new());
+        self
+    }
+
     /// The recipe with the file that it calibrates with, a text or second moments, in another place.
     pub fn with_calibration(mut self, file: &Path) -> Self {
         let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());

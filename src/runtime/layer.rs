@@ -76,6 +76,26 @@ impl Linear {
     }
 }
 
+/// What computes one module: its linear layer, or that of every expert.
+#[derive(Debug)]
+pub struct Ops(Vec<Box<dyn LinearOp>>);
+
+impl Ops {
+    /// The exact path of the module at this path, such as `model.layers.0.mlp.down_proj`.
+    ///
+    /// # Errors
+    /// As [`Weights::packed`].
+    pub fn open(weights: &Weights, cpu: &Arc<Cpu>, module: &str) -> Result<Self, RuntimeError> {
+        let packed = match weights.decoder.mlp {
+            MlpConfig::Experts { experts, .. } if module.contains(".switch_mlp.") => {
+                (0..experts).map(|e| weights.expert(module, e)).collect::<Result<_, _>>()?
+            }
+            _ => vec![weights.packed(module)?],
+        };
+        Ok(Self(packed.iter().map(|weight| cpu.prepare(weight, true)).collect()))
+    }
+}
+
 /// Several linear layers over one input.
 fn linears<const N: usize>(cpu: &Cpu, x: &[f32], width: usize, layers: [&Linear; N]) -> [Vec<f32>; N] {
     let input = Input::new(x, width);
@@ -155,6 +175,52 @@ impl Layer {
         cpu.rms_norm(x, &self.post_norm, self.eps, &mut normed);
         let out = self.mlp.forward(cpu, &normed, self, observer);
         cpu.add(x, &out);
+    }
+
+    /// Computes `module`, a path below the layer such as `mlp.down_proj`, with `ops`, which take what computed it
+    /// before: a second call undoes the first. Its bias stays.
+    ///
+    /// # Errors
+    /// [`RuntimeError::NoParameter`] for a module that the layer does not have.
+    pub fn exchange(&mut self, module: &str, ops: &mut Ops) -> Result<(), RuntimeError> {
+        let mine = self.linears_of(module);
+        if mine.is_empty() {
+            return Err(RuntimeError::NoParameter { path: format!("{}.{module}", self.path) });
+        }
+        assert_eq!(mine.len(), ops.0.len(), "as many matrices as `{module}` has");
+        mine.into_iter().zip(&mut ops.0).for_each(|(linear, op)| std::mem::swap(&mut linear.op, op));
+        Ok(())
+    }
+
+    /// The linear layers of a module: one, or one an expert.
+    fn linears_of(&mut self, module: &str) -> Vec<&mut Linear> {
+        let Some((part, name)) = module.split_once('.') else { return Vec::new() };
+        match (part, &mut self.mixer, &mut self.mlp) {
+            ("self_attn", Mixer::Attention(m), _) => match name {
+                "q_proj" => vec![&mut m.q],
+                "k_proj" => vec![&mut m.k],
+                "v_proj" => vec![&mut m.v],
+                "o_proj" => vec![&mut m.o],
+                _ => Vec::new(),
+            },
+            ("linear_attn", Mixer::DeltaNet(m), _) => match name {
+                "in_proj_qkv" => vec![&mut m.qkv],
+                "in_proj_z" => vec![&mut m.z],
+                "in_proj_b" => vec![&mut m.b],
+                "in_proj_a" => vec![&mut m.a],
+                "out_proj" => vec![&mut m.out],
+                _ => Vec::new(),
+            },
+            ("mlp", _, Mlp::Dense(gated)) => gated.linear(name).into_iter().collect(),
+            ("mlp", _, Mlp::Experts(m)) => match name.split_once('.') {
+                None if name == "gate" => vec![&mut m.router],
+                None if name == "shared_expert_gate" => vec![&mut m.shared_gate],
+                Some(("shared_expert", name)) => m.shared.linear(name).into_iter().collect(),
+                Some(("switch_mlp", name)) => m.experts.iter_mut().filter_map(|e| e.linear(name)).collect(),
+                _ => Vec::new(),
+            },
+            _ => Vec::new(),
+        }
     }
 
     /// Every linear layer, for sums over them.
@@ -376,6 +442,15 @@ struct Gated {
 impl Gated {
     fn linears(&self) -> [&Linear; 3] {
         [&self.gate, &self.up, &self.down]
+    }
+
+    fn linear(&mut self, name: &str) -> Option<&mut Linear> {
+        match name {
+            "gate_proj" => Some(&mut self.gate),
+            "up_proj" => Some(&mut self.up),
+            "down_proj" => Some(&mut self.down),
+            _ => None,
+        }
     }
 
     /// `names` are those of gate, up and down.

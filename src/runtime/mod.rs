@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 pub use draft::{Draft, DraftState, Drafted};
 pub use head::Head;
-pub use layer::{Layer, Observer, Span};
+pub use layer::{Layer, Observer, Ops, Span};
 pub use many::Part;
 pub use residual::Residual;
 pub use state::{DeltaState, KvCache, LayerState, State};

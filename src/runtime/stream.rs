@@ -131,24 +131,50 @@ impl<'a> Stream<'a> {
         format!("{}.layers.{layer}.", self.weights.decoder.root)
     }
 
+    /// The same batch, where it is now: to go on with other weights in a layer.
+    pub fn fork(&self) -> Self {
+        let (weights, cpu) = (self.weights, self.cpu.clone());
+        Self { weights, cpu, lengths: self.lengths.clone(), x: self.x.to_vec().into(), layer: self.layer }
+    }
+
     /// Takes the whole batch through the next layer.
     ///
     /// # Errors
     /// [`RuntimeError::NoSuchLayers`] after the last one; errors of the layer's small tensors.
     pub fn step(&mut self, observer: &mut dyn Observer) -> Result<(), RuntimeError> {
+        let layer = self.open_next()?;
+        self.step_through(&layer, observer);
+        drop(layer);
+        self.release_last();
+        Ok(())
+    }
+
+    /// The weights of the next layer, for streams that are all before it.
+    ///
+    /// # Errors
+    /// As [`Stream::step`].
+    pub fn open_next(&self) -> Result<Layer, RuntimeError> {
         let config = &self.weights.decoder;
         let Some(kind) = config.layers.get(self.layer) else {
             let layers = config.layers.len();
             return Err(RuntimeError::NoSuchLayers { from: self.layer, to: self.layer + 1, layers });
         };
+        Layer::open(self.weights, &self.cpu, &format!("{}.layers.{}", config.root, self.layer), *kind)
+    }
+
+    /// Takes the whole batch through `layer`, which is the next one.
+    ///
+    /// # Panics
+    /// After the last layer.
+    pub fn step_through(&mut self, layer: &Layer, observer: &mut dyn Observer) {
+        let config = &self.weights.decoder;
+        let kind = config.layers[self.layer];
         if self.layer == 0 {
             observer.residual(0, &self.x);
         }
-        let layer =
-            Layer::open(self.weights, &self.cpu, &format!("{}.layers.{}", config.root, self.layer), *kind)?;
         let mut row = 0;
         for batch in batches(&self.lengths, ROWS) {
-            let mut states: Vec<LayerState> = batch.iter().map(|_| LayerState::new(*kind, config)).collect();
+            let mut states: Vec<LayerState> = batch.iter().map(|_| LayerState::new(kind, config)).collect();
             // Only a sequence longer than a pass is alone in its batch.
             let longest = batch.iter().max().copied().unwrap_or(0);
             for start in (0..longest).step_by(ROWS) {
@@ -169,9 +195,14 @@ impl<'a> Stream<'a> {
         }
         self.layer += 1;
         observer.residual(self.layer, &self.x);
-        drop(layer);
+    }
+
+    /// Gives the pages of the layer that was last back.
+    ///
+    /// # Panics
+    /// Before the first layer.
+    pub fn release_last(&self) {
         self.weights.release(&self.path(self.layer - 1));
-        Ok(())
     }
 
     /// Final-normed hidden states of all rows, [rows, H].

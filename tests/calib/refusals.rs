@@ -23,8 +23,8 @@ fn a_text_that_is_too_short_too_long_absent_or_another_one() {
     };
     let text = |more: &str| with(&format!("text = \"text.jsonl\"\n{more}"));
     refused(dir, &text("rows = 13\ncontext = 24"), &source, 2, &["12 rows", "asks for 13", "`rows = 12`"]);
-    let joined = "rows = 40\ncontext = 24\npacking = \"joined\"";
-    refused(dir, &text(joined), &source, 2, &["rows of up to 24 tokens", "asks for 40", "`packing`"]);
+    let joined = "rows = 400\ncontext = 24\npacking = \"joined\"";
+    refused(dir, &text(joined), &source, 2, &["rows of up to 24 tokens", "asks for 400", "`packing`"]);
     refused(dir, &text("rows = 8\ncontext = 65536"), &source, 2, &["65536", "context of", "[calibration]"]);
     refused(dir, &with("text = \"absent.jsonl\""), &source, 2, &["absent.jsonl", "mend the path"]);
     let pinned = format!("sha256 = \"{}\"\nrows = 8\ncontext = 24", "0".repeat(64));
@@ -51,13 +51,21 @@ fn keys_out_of_range_are_shown_where_they_stand() {
         "`activations` must be a string",
         "did you mean `shared`",
         "`sha256` must be 64 hexadecimal digits",
-        "`sha256` belongs to `text`",
         "`damping` must be above 0 and at most 10, got 0.0",
         "`sweeps` must be from 0 to 100",
         "`act-order` must be true or false",
     ] {
         assert!(run.stderr.contains(words), "`{words}` in:\n{}", run.stderr);
     }
+}
+
+#[test]
+fn a_digest_needs_the_text_that_it_is_of() {
+    let dir = temp();
+    let digest = "0".repeat(64);
+    let text = format!("[default]\ncodec = {AFFINE_4_32}\n[calibration]\nsha256 = \"{digest}\"\n");
+    let run = tqc!["plan", recipe(dir.path(), &text), "--source", fixture("llama-untied")].expect(2);
+    assert!(run.stderr.contains("`sha256` belongs to `text`, which is not given"), "{}", run.stderr);
 }
 
 #[test]

@@ -107,7 +107,7 @@ fn an_interrupted_build_goes_on_with_the_codes_that_it_found() {
         let (ended, some) = run(&target, "calibrating layer 3", Unfinished::Refuse);
         assert_eq!(ended.unwrap_err().exit(), Exit::Interrupted);
         assert!(some > 0 && some < all && !target.exists(), "{some} of {all}");
-        let (ended, more) = run(&target, "weighing errors of lm_head", Unfinished::Resume);
+        let (ended, more) = run(&target, "weighing errors of language_model.lm_head", Unfinished::Resume);
         assert_eq!(ended.unwrap_err().exit(), Exit::Interrupted);
         let (resumed, rest) = run(&target, "never", Unfinished::Resume);
         // The module whose turn it was when the flag was raised is done before the build ends.

@@ -12,11 +12,15 @@ use serde_json::Value;
 const RECIPE: &str = "recipes/mlx-4bit.toml";
 const SOURCE: &str = "tests/fixtures/llama-tied";
 
-/// A build with every change of basis that is recorded, a budget, and a source with a draft head.
+/// A build with every change of basis that is recorded, a calibration, a budget, and a source with a draft head.
 const CHANGING: &str = "
 name = \"changing\"
 [default]
 codec = { affine = { bits = 2, group = 32 } }
+encoder = \"gptq\"
+[calibration]
+rows = 4
+context = 32
 [transform]
 gamma-fold = true
 rotation = { kind = \"measure\", steps = 2 }
@@ -30,7 +34,7 @@ sensitivity = \"costs.json\"
 const CHANGED: &str = "tests/fixtures/qwen3_5-tied";
 
 /// Objects whose keys are names or settings of the user's, not ours.
-const OPEN: &[&str] = &["files", "left", "metadata", "repairs", "right"];
+const OPEN: &[&str] = &["files", "left", "metadata", "refused", "repairs", "right"];
 
 #[test]
 fn the_command_reference_is_what_the_parser_says() {

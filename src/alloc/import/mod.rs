@@ -39,7 +39,7 @@ pub struct Wanted<'a> {
 /// What a file is held against.
 #[derive(Debug, Clone, Copy)]
 pub struct Facts<'a> {
-    /// [`super::cost::tensors_digest`] of the source.
+    /// [`crate::checkpoint::Checkpoint::shapes_digest`] of the source.
     pub tensors: Digest,
     /// Digest of the source's `config.json`.
     pub config: Digest,

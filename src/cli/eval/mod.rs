@@ -151,14 +151,22 @@ pub struct BudgetArgs {
 /// Draws how far an instrument is, on a terminal, and says what it will hold in memory.
 pub struct Steps {
     bar: Mutex<Option<ProgressBar>>,
-    what: String,
+    what: Mutex<String>,
     start: Instant,
 }
 
 impl Steps {
     /// A bar for `what`.
     pub fn new(what: &str) -> Self {
-        Self { bar: Mutex::new(None), what: what.to_owned(), start: Instant::now() }
+        Self { bar: Mutex::new(None), what: Mutex::new(what.to_owned()), start: Instant::now() }
+    }
+
+    /// Says what is being done from now on.
+    pub fn phase(&self, what: &str) {
+        what.clone_into(&mut self.what.lock().expect("drawing does not panic"));
+        if let Some(bar) = self.bar.lock().expect("drawing does not panic").as_ref() {
+            bar.set_message(what.to_owned());
+        }
     }
 
     /// Takes the bar away.
@@ -204,7 +212,7 @@ impl Progress for Steps {
             let template = "{msg:>12} [{bar:30}] {pos}/{len} {prefix}  {per_sec}  {eta} left";
             let style = ProgressStyle::with_template(template).expect("the template is a constant");
             bar.set_style(style.progress_chars("=> "));
-            bar.set_message(self.what.clone());
+            bar.set_message(self.what.lock().expect("drawing does not panic").clone());
             bar.set_position(done);
             // Work of an earlier process must not count into the rate.
             bar.reset_eta();
