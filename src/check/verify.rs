@@ -36,6 +36,15 @@ pub enum Rebuild {
     All,
 }
 
+/// What is made again.
+#[derive(Debug, Clone, Copy)]
+pub struct Again<'a> {
+    /// How many modules.
+    pub rebuild: Rebuild,
+    /// The file that the recipe calibrates with, if it is not where the recipe says.
+    pub calibration: Option<&'a Path>,
+}
+
 /// What was checked and what was found.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Verdict {
@@ -95,19 +104,18 @@ impl Failure for VerifyError {
     }
 }
 
-/// Verifies the artifact in `dir`; `calibration` is the file that its recipe calibrates with, if it is not where the
-/// recipe says.
+/// Verifies the artifact in `dir`.
 ///
 /// # Errors
 /// If the artifact or the source cannot be read at all. What can be read and is wrong is in the verdict.
 pub fn verify(
     dir: &Path,
     source: Option<&Path>,
-    rebuild: Rebuild,
-    calibration: Option<&Path>,
+    again: Again<'_>,
     limits: Limits,
     stop: &AtomicBool,
 ) -> Outcome<Verdict> {
+    let rebuild = again.rebuild;
     if rebuild != Rebuild::No && source.is_none() {
         return Err(VerifyError::RebuildNeedsSource.into());
     }
@@ -120,7 +128,7 @@ pub fn verify(
     if let Some(source) = source {
         let tensors = check_source(&artifact.provenance, source, limits, stop, &mut verdict)?;
         if rebuild != Rebuild::No {
-            check_rebuild(&artifact, source, tensors, rebuild, calibration, limits, stop, &mut verdict)?;
+            check_rebuild(&artifact, source, tensors, again, limits, stop, &mut verdict)?;
         }
     }
     verdict.problems.sort();
@@ -369,8 +377,7 @@ fn check_rebuild(
     artifact: &Artifact,
     source: &Path,
     source_tensors: Vec<Digest>,
-    rebuild: Rebuild,
-    calibration: Option<&Path>,
+    Again { rebuild, calibration }: Again<'_>,
     limits: Limits,
     stop: &AtomicBool,
     verdict: &mut Verdict,

@@ -335,6 +335,9 @@ struct FactorArgs {
     /// Runs of each measurement; the median counts.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=100))]
     runs: u8,
+    /// Also search 4-bit codes of a weight of so many rows under the matrix, once by `gptq` and once by `gptq-refit`.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
+    rows: u32,
     #[command(flatten)]
     cores: Cores,
     #[command(flatten)]
@@ -349,6 +352,7 @@ impl FactorArgs {
             threads: limits.threads,
             isa: limits.isa,
             runs: self.runs.into(),
+            rows: self.rows as usize,
         })?;
         print::result(self.common.json, &report, factor_text)?;
         Ok(Exit::Done)
@@ -364,8 +368,14 @@ fn factor_text(report: &FactorReport) -> String {
     ] {
         table.row([work.to_owned(), format!("{rate:.1}")]);
     }
+    let searched = report.gptq.as_ref().map_or_else(String::new, |gptq| {
+        format!(
+            "\n{} rows: gptq {:.1} s, gptq-refit {:.1} s; at the products' rate the least is {:.1} s\n",
+            gptq.rows, gptq.gptq_s, gptq.gptq_refit_s, gptq.floor_s
+        )
+    });
     format!(
-        "order {}, {} threads, {} kernels; a factorization takes {:.3} s, {:.0} % of the products' rate\n\n{}",
+        "order {}, {} threads, {} kernels; a factorization takes {:.3} s, {:.0} % of the products' rate\n\n{}{searched}",
         report.n,
         report.threads,
         report.isa,

@@ -10,7 +10,7 @@ use super::print::{self, Table};
 use super::{Common, Machine};
 use crate::check::diff::{Difference, diff};
 use crate::check::inspect::{Inspection, inspect};
-use crate::check::verify::{Rebuild, Verdict, verify};
+use crate::check::verify::{Again, Rebuild, Verdict, verify};
 use crate::failure::{Exit, Outcome};
 use crate::units::Bytes;
 
@@ -129,8 +129,7 @@ impl VerifyArgs {
         let verdict = verify(
             &self.artifact,
             self.source.as_deref(),
-            self.rebuild,
-            self.calibration.as_deref(),
+            Again { rebuild: self.rebuild, calibration: self.calibration.as_deref() },
             self.machine.limits(),
             &stop,
         )?;

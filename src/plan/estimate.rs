@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::{Plan, STRIP_ELEMENTS};
+use super::{CalibratedFrom, Module, Plan, STRIP_ELEMENTS};
 use crate::codec::{self, CodecSpec};
 use crate::digest::Hasher;
-use crate::quant::{RowLoss, Rows, base, quantizer};
+use crate::isa::Isa;
+use crate::numeric::dot::{Strided, multiply};
+use crate::quant::{GPTQ_REFIT, RowLoss, Rows, base, quantizer, weighs};
+use crate::recipe::Activations;
 use crate::tensor::Float;
 
 /// Time that a build should take, if storage keeps up.
@@ -16,7 +19,9 @@ pub struct Estimate {
     pub encode_s: f64,
     /// Digests of files, tensors and planes, over all threads.
     pub digest_s: f64,
-    /// Both, divided by the threads.
+    /// Calibration, over all threads: operations counted, at the rate of products here.
+    pub calibrate_s: f64,
+    /// All of it, divided by the threads.
     pub total_s: f64,
 }
 
@@ -35,7 +40,42 @@ pub fn estimate(plan: &Plan) -> Estimate {
     let (source, stored) = (plan.sizes.source_bytes as f64, plan.sizes.weight_file_bytes as f64);
     let (one, both) = bytes_digested_per_second();
     let digest_s = source / both + 2.0 * stored / one;
-    Estimate { encode_s, digest_s, total_s: (encode_s + digest_s) / plan.threads as f64 }
+    let calibrate_s = calibration_operations(plan) / operations_per_second(plan.isa);
+    let total_s = (encode_s + digest_s + calibrate_s) / plan.threads as f64;
+    Estimate { encode_s, digest_s, calibrate_s, total_s }
+}
+
+/// Multiplications and additions of a calibration; 0 without one.
+///
+/// T tokens through all layers (2 operations a weight), H of every input (T K²), a factor (K³ / 3) and a search for N rows:
+/// losses and feedback come to 8 N K², two sweeps to as much again.
+fn calibration_operations(plan: &Plan) -> f64 {
+    let Some(from) = &plan.calibration else { return 0.0 };
+    let wanted = &plan.recipe.calibration;
+    let tokens = match from.from {
+        CalibratedFrom::Text => f64::from(wanted.rows) * f64::from(wanted.context),
+        CalibratedFrom::Hessians => 0.0,
+    };
+    let passes = if wanted.activations == Activations::Sequential { 2.0 } else { 1.0 };
+    let in_layers = plan.modules.iter().filter(|module| module.computes);
+    let weights: u64 = in_layers.map(Module::weights).sum();
+    let weighed = plan.modules.iter().filter(|module| weighs(module.assignment.encoder));
+    let searches = weighed.map(|module| {
+        let (rows, columns) = (module.rows as f64, module.work.row_elements as f64);
+        let each = if module.assignment.encoder == GPTQ_REFIT { 16.0 } else { 8.0 };
+        tokens * columns * columns + columns.powi(3) / 3.0 + each * rows * columns * columns
+    });
+    2.0 * passes * tokens * weights as f64 + searches.sum::<f64>()
+}
+
+/// Of products of f32 on one thread.
+fn operations_per_second(isa: Isa) -> f64 {
+    const ROWS: usize = 64;
+    const COLUMNS: usize = 512;
+    let values: Vec<f32> = (0..ROWS * COLUMNS).map(|i| ((i * 37) % 101) as f32 / 101.0 - 0.5).collect();
+    let side = Strided { values: &values, stride: COLUMNS, rows: ROWS };
+    let mut out = vec![0.0; ROWS * ROWS];
+    rate(|| multiply(side, side, COLUMNS, &mut out, ROWS, isa)) * (2 * ROWS * ROWS * COLUMNS) as f64
 }
 
 fn weights_per_second(codec: CodecSpec, encoder: &'static str, plan: &Plan) -> f64 {

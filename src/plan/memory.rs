@@ -42,7 +42,7 @@ pub(super) fn fit(
     let folds = fold.is_some();
     let fold = fold.map_or(0, |(fold, transforms)| fold_bytes(modules, fold, transforms));
     let calibration = calibration
-        .map_or(0, |(decoder, calibration)| calibration_bytes(modules, decoder, calibration, folds));
+        .map_or(0, |(decoder, calibration)| calibration_bytes(modules, decoder, calibration, folds, wanted));
     // One after the other.
     let fold = fold.max(calibration);
     let budget = limits.memory.unwrap_or(Bytes((4 * largest).max(LEAST_DEFAULT.0).max(fold)));
@@ -79,7 +79,13 @@ pub const ROWS_IN_MEMORY: Bytes = Bytes::mib(256);
 /// What is held while a layer is calibrated: its second moments, the rows, the activations of a pass, the layer in f32
 /// where its values are not the source's own; and while one module's codes are looked for: its values, its errors, a
 /// factor and another copy of the second moment.
-fn calibration_bytes(modules: &[Module], decoder: &DecoderConfig, wanted: &Calibration, folds: bool) -> u64 {
+fn calibration_bytes(
+    modules: &[Module],
+    decoder: &DecoderConfig,
+    wanted: &Calibration,
+    folds: bool,
+    threads: usize,
+) -> u64 {
     let weighed = || modules.iter().filter(|module| weighs(module.assignment.encoder));
     let channels = |module: &Module| module.work.row_elements;
     let matrices = |module: &Module| match module.output.role {
@@ -101,8 +107,11 @@ fn calibration_bytes(modules: &[Module], decoder: &DecoderConfig, wanted: &Calib
     }
     let moments = layers.values().map(|inputs| inputs.values().sum::<u64>()).max().unwrap_or(0);
     let searched = weighed().map(|module| {
-        let each = module.weights() / matrices(module);
-        4 * (module.weights() + 2 * each) + module.bytes() + 3 * Symmetric::bytes(channels(module))
+        // Values, planes and the planes being tried; a factor and, in another order of columns, H again; and for each
+        // thread 1.4 KiB a column.
+        let planes = 2 * module.bytes() + module.rows * size_of::<RowLoss>() as u64;
+        let strips = threads as u64 * 1434 * channels(module) as u64;
+        4 * module.weights() + planes + 2 * Symmetric::bytes(channels(module)) + strips
     });
     let tokens = u64::from(wanted.rows) * u64::from(wanted.context);
     let rows = ROWS_IN_MEMORY.0.min(4 * tokens * decoder.hidden as u64);

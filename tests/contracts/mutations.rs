@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use tqc::check::verify::{Rebuild, verify};
+use tqc::check::verify::{Again, Rebuild, verify};
 use tqc::isa::Isa;
 use tqc::plan::{Limits, SourceFolder, plan};
 use tqc::recipe::Recipe;
@@ -238,7 +238,13 @@ fn verify_survives_damaged_records_and_believes_none() {
             // Spelt as the program does, so that no change is noticed by its spelling alone.
             let changed = mutated(&record, &changes);
             std::fs::write(&path, format!("{changed}\n")).unwrap();
-            let outcome = verify(&out, Some(&source), Rebuild::Some(2), None, LIMITS(), &unchanged);
+            let outcome = verify(
+                &out,
+                Some(&source),
+                Again { rebuild: Rebuild::Some(2), calibration: None },
+                LIMITS(),
+                &unchanged,
+            );
             // All that the record says of files and stored tensors follows from the folder, the recipe and
             // the source; only errors and repairs would take encoding every module again.
             if claims(&changed) != claims(&record) {

@@ -105,7 +105,7 @@ fn every_key_of_every_json_is_described_and_no_other() {
     check("bench linear", 0, &[&["bench", "linear", "--codec", "bf16", "--json"], &small[..]].concat());
 
     check("bench rotate", 0, &["bench", "rotate", "--width", "64", "--passes", "1", "--json"]);
-    check("bench factor", 0, &["bench", "factor", "--n", "64", "--runs", "1", "--json"]);
+    check("bench factor", 0, &["bench", "factor", "--n", "64", "--runs", "1", "--rows", "2", "--json"]);
 
     let formats = fs::read_to_string("docs/formats/provenance.md").unwrap();
     for file in ["provenance.json", "machine.json"] {
