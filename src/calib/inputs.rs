@@ -83,7 +83,9 @@ impl<'a> Collector<'a> {
     /// # Errors
     /// [`CalibError::NonFinite`] if an input was not finite.
     pub fn finish(self) -> Result<Inputs, CalibError> {
-        match self.bad {
+        // Finite inputs can have infinite squares.
+        let infinite = || self.inputs.iter().find(|(_, input)| !input.hessian.is_finite());
+        match self.bad.clone().or_else(|| infinite().map(|(key, _)| key.module.clone())) {
             Some(module) => Err(CalibError::NonFinite { module }),
             None => Ok(Inputs { inputs: self.inputs, shared: self.shared }),
         }

@@ -18,7 +18,7 @@ use crate::build::{
     Built, Options, Progress as _, Unfinished, build, check_target, measuring_path, staging_path,
 };
 use crate::control::compare;
-use crate::digest::Digest;
+use crate::digest::{Digest, canonical_json};
 use crate::failure::{Exit, Outcome};
 use crate::fold::{Keep, KeepFolder, Watch};
 use crate::measure::measure;
@@ -184,9 +184,15 @@ impl BuildArgs {
     }
 }
 
-/// The digest of the tokens that bases were measured on.
+/// The digest of the tokens that bases were measured on; with a calibration or a budget, of that and their files' digests.
 fn measured_on(plan: &Plan) -> Option<Digest> {
-    plan.measured.as_ref().map(|measured| measured.tokens_sha256)
+    let measured = plan.measured.as_ref().map(|measured| measured.tokens_sha256);
+    let calibration = plan.calibration.as_ref().map(|from| from.sha256);
+    let costs = plan.allocation.as_ref().map(|allocation| allocation.sensitivity_sha256);
+    match (calibration, costs) {
+        (None, None) => measured,
+        _ => Some(Digest::of(&canonical_json(&(measured, calibration, costs)))),
+    }
 }
 
 /// The plan, in the basis that the recipe names or that is measured to be the best.

@@ -9,7 +9,8 @@ use super::print::{self, Table};
 use super::{Common, Machine, RecipeArgs, fetch};
 use crate::arch::Fate;
 use crate::failure::{Exit, Outcome};
-use crate::plan::{Estimate, FoldPlan, Plan, RotationPlan, estimate, plan};
+use crate::plan::{CalibratedFrom, Estimate, FoldPlan, Plan, RotationPlan, estimate, plan};
+use crate::quant::weighs;
 use crate::units::Bytes;
 
 /// Show what a build would do, from headers alone: codecs, sizes, memory, time, and every refusal.
@@ -75,7 +76,7 @@ fn as_json(plan: &Plan, estimate: &Estimate) -> Value {
     json!({
         "recipe": plan.recipe.name, "model_type": plan.model.model_type, "layout": plan.model.layout.title(),
         "plan_sha256": plan.digest, "transform": plan.fold.as_ref().map(transform),
-        "allocation": allocation(plan), "modules": modules, "dropped": dropped, "files": files,
+        "allocation": allocation(plan), "calibration": calibration(plan), "modules": modules, "dropped": dropped, "files": files,
         "notes": plan.notes, "sizes": plan.sizes, "threads": plan.threads, "isa": plan.isa.to_string(),
         "peak_memory_bytes": plan.peak_memory, "disk_bytes": plan.disk(), "estimate": estimate,
         "output": plan.default_output(),
@@ -88,6 +89,16 @@ fn allocation(plan: &Plan) -> Value {
     let histogram = plan.histogram().into_iter().map(|(codec, modules)| json!([codec, modules]));
     value["histogram"] = histogram.collect();
     value
+}
+
+fn calibration(plan: &Plan) -> Value {
+    let Some(from) = &plan.calibration else { return Value::Null };
+    let wanted = &plan.recipe.calibration;
+    let modules = plan.modules.iter().filter(|module| weighs(module.assignment.encoder)).count();
+    json!({
+        "from": from.from, "name": from.name, "sha256": from.sha256, "rows": wanted.rows, "context": wanted.context,
+        "packing": wanted.packing.name(), "activations": wanted.activations.name(), "modules": modules,
+    })
 }
 
 fn transform(fold: &FoldPlan) -> Value {
@@ -135,6 +146,17 @@ fn as_text(plan: &Plan, estimate: &Estimate) -> String {
         plan.model.layout.title()
     );
     let _ = writeln!(text, "modules           {} of {} source tensors", plan.modules.len(), plan.fates.len());
+    if let Some(from) = &plan.calibration {
+        let wanted = &plan.recipe.calibration;
+        let modules = plan.modules.iter().filter(|module| weighs(module.assignment.encoder)).count();
+        let on = match from.from {
+            CalibratedFrom::Text => {
+                format!("{} rows of up to {} tokens of {}", wanted.rows, wanted.context, from.name)
+            }
+            CalibratedFrom::Hessians => format!("second moments of {}", from.name),
+        };
+        let _ = writeln!(text, "calibration       {modules} modules on {on} ({})", from.sha256.short());
+    }
     if let Some(fold) = &plan.fold {
         let rotation = |name: &str, rotation: &Option<RotationPlan>| {
             rotation.as_ref().map(|rotation| match rotation.block {

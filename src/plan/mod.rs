@@ -33,6 +33,7 @@ use crate::codec::CodecSpec;
 use crate::digest::{Digest, canonical_json};
 use crate::failure::{Exit, Failure, Outcome, Problems};
 use crate::isa::Isa;
+use crate::quant::weighs;
 use crate::recipe::{Recipe, RecipeError, RotationKind};
 use crate::stage::pipeline::Pipeline;
 use crate::tensor::{Float, Layout};
@@ -594,13 +595,24 @@ impl Plan {
         )
     }
 
-    /// Bytes that the artifact takes on disk; provenance is estimated at half a KiB a tensor.
+    /// Bytes that a build takes on disk; provenance is estimated at half a KiB a tensor.
     pub fn disk(&self) -> Bytes {
         let side: u64 = self.side.iter().map(|file| file.bytes.len() as u64).sum();
         let copied: u64 = self.copied.iter().map(|file| file.bytes).sum();
         let tensors = self.checkpoint.tensors().len() as u64
             + self.modules.iter().map(|module| module.stored.len() as u64).sum::<u64>();
-        Bytes(self.sizes.weight_file_bytes + side + copied + 512 * tensors)
+        // Codes that are found before they are written out, and rows on their way: a copy to go on from, and files of those
+        // beyond what memory holds.
+        let weighed = self.modules.iter().filter(|module| weighs(module.assignment.encoder));
+        let codes: u64 = weighed.map(Module::bytes).sum();
+        let wanted = &self.recipe.calibration;
+        let rows = match &self.calibration {
+            Some(CalibrationPlan { from: CalibratedFrom::Text, .. }) => {
+                4 * u64::from(wanted.rows) * u64::from(wanted.context) * self.model.hidden
+            }
+            _ => 0,
+        };
+        Bytes(self.sizes.weight_file_bytes + side + copied + 512 * tensors + codes + 3 * rows)
     }
 
     /// The artifact's folder unless the command line names one.

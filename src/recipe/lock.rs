@@ -35,7 +35,8 @@ pub struct Lock {
     pub source: Digest,
     /// The digest of the tokenizer's files; `None` if the checkpoint has none.
     pub tokenizer: Option<Digest>,
-    /// The digest of the tokens that bases were measured on; `None` if none were.
+    /// The digest of the tokens that bases were measured on, and of the files that a calibration and a budget read; `None`
+    /// without any.
     pub text: Option<Digest>,
     /// The digest of the artifact.
     pub artifact: Digest,
