@@ -292,7 +292,7 @@ pub struct WeighedRecord {
     /// The damping that held, over the mean of the diagonal; the largest of all experts; null where every expert was
     /// rounded to nearest.
     pub damping: Option<f64>,
-    /// tr(E H Eᵀ) / tr(W H Wᵀ) of rounding to nearest.
+    /// tr(E H Eᵀ) / tr(W H Wᵀ) of the encoder that stands in: `mlx` for `gptq`, `refit` for `gptq-refit`.
     pub nearest: f64,
     /// The same of what was stored.
     pub loss: f64,

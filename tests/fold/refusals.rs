@@ -131,9 +131,9 @@ fn what_a_measurement_needs_is_asked_for_before_it_begins() {
     source.write(&at);
     let measure =
         |more: &str| format!("[default]\ncodec = \"bf16\"\n[transform]\nrotation = \"measure\"\n{more}");
-    says(&refused(&measure(""), &at, 2), &["no `tokenizer.json`", "name a kind of rotation"]);
+    says(&refused(&measure(""), &at, 2), &["no `tokenizer.json`", "fetch `tokenizer.json`"]);
     let absent = measure("text = \"no-such.jsonl\"\n");
-    says(&refused(&absent, &fixture("qwen2"), 2), &["no-such.jsonl", "does not exist"]);
+    says(&refused(&absent, &fixture("qwen2"), 2), &["no-such.jsonl", "cannot be read"]);
     let r2 = "[default]\ncodec = \"bf16\"\n[transform]\nrotation = { kind = \"measure\", r2 = true }\n";
     says(&refused(r2, &fixture("qwen3_5"), 2), &["value heads cannot be rotated"]);
     // An occupied target is known before anything is measured.

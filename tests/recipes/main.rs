@@ -64,7 +64,10 @@ fn every_wrong_recipe_gives_its_whole_message() {
 fn every_shipped_recipe_is_accepted_and_is_called_what_its_file_is_called() {
     let shipped = toml_files("recipes");
     let names: Vec<_> = shipped.iter().map(|path| path.file_stem().unwrap().to_str().unwrap()).collect();
-    assert_eq!(names, ["demo", "mlx-3bit", "mlx-4bit", "mlx-mixed", "mxfp4", "nvfp4", "qwen38-4bit"]);
+    assert_eq!(
+        names,
+        ["demo", "gptq-4bit", "mlx-3bit", "mlx-4bit", "mlx-mixed", "mxfp4", "nvfp4", "qwen38-4bit"]
+    );
     for (path, name) in shipped.iter().zip(names) {
         let recipe = Recipe::load(path, PIPELINES).unwrap_or_else(|problems| panic!("{problems}"));
         assert_eq!(recipe.name, name);
