@@ -72,6 +72,9 @@ fn every_codec_and_encoder_builds_and_verifies_by_encoding_again() {
             if !encoder.is_empty() {
                 text.push_str(&format!("encoder = \"{encoder}\"\n"));
             }
+            if weighs(encoder) {
+                text.push_str("[calibration]\nrows = 4\ncontext = 64\n");
+            }
             let what = format!("{codec} {encoder}");
             let recipe = recipe(dir.path(), &text);
             let out = dir.path().join("out");
