@@ -2,7 +2,7 @@
 """Measure what calibration and budgets bring at equal bytes, and write the table.
 
     frontier.py run --tqc PATH --out DIR --model NAME=FOLDER ... --text heldout.jsonl --calibration text.jsonl
-                    [--suite FILE ...] [--limit N] [--arms A,B] [--threads N] [--sensitivity NAME=FILE ...]
+                    --compare other.jsonl [--suite FILE ...] [--limit N] [--arms A,B] [--threads N] [--sensitivity NAME=FILE ...]
     frontier.py write --out DIR [-o docs/results/frontier.md]
 
 `run` makes a teacher dump of the documents of at least 64 tokens, measures what each module costs (unless a file
@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CALIBRATED = '[calibration]\ntext = "{text}"\nrows = 128\npacking = "joined"\n'
 SEQUENTIAL = CALIBRATED + 'activations = "sequential"\n'
-BUDGET = '[budget]\n{size}\nsensitivity = "{costs}"\ntext = "{text}"\n'
+BUDGET = '[budget]\n{size}\nsensitivity = "{costs}"\ntext = "{compare}"\n'
 ROTATED = '[transform]\nrotation = "optrot"\n'
 MIXED = '[[rule]]\nmatch = "*.mlp.*"\ncodec = {{ affine = {{ bits = 3, group = 64 }} }}\n'
 # Label: encoder, what the recipe adds, and of which budget: that of so many bits everywhere, or a number of bits.
@@ -64,7 +64,7 @@ def trunk(artifact, weights):
 
 def build(args, name, source, bits, encoder, more, size):
     text = args.calibration.resolve()
-    more = more.format(text=text, costs=args.costs.get(name, ""), size=size or "")
+    more = more.format(text=text, costs=args.costs.get(name, ""), size=size or "", compare=args.compare.resolve())
     body = (
         f'name = "frontier"\n[default]\ncodec = {{ affine = {{ bits = {bits}, group = 64 }} }}\nencoder = "{encoder}"\n{more}'
     )
@@ -220,6 +220,7 @@ def main():
     of_run.add_argument("--model", action="append", required=True)
     of_run.add_argument("--text", type=Path, required=True)
     of_run.add_argument("--calibration", type=Path, required=True)
+    of_run.add_argument("--compare", type=Path, required=True)
     of_run.add_argument("--suite", type=Path, action="append", default=[])
     of_run.add_argument("--sensitivity", action="append", default=[])
     of_run.add_argument("--limit", type=int, default=100)
