@@ -284,8 +284,12 @@ fn compared_words(compared: &ComparedRecord) -> String {
         )
     };
     let error = compared.standard_error.map_or(String::new(), |error| format!(" +- {error:.5}"));
+    let seen = match compared.shared_runs {
+        Some(runs) if runs > 0 => format!("; {runs} runs of 13 tokens of it are in the calibration text too"),
+        _ => String::new(),
+    };
     format!(
-        "{}\n{}\ncompared: the choice {} an even one by {:.5}{error} nats on {} positions of {}",
+        "{}\n{}\ncompared: the choice {} an even one by {:.5}{error} nats on {} positions of {}{seen}",
         row("chosen", &compared.chosen),
         row("even", &compared.even),
         if compared.wins { "beats" } else { "loses to" },
