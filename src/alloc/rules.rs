@@ -5,7 +5,7 @@ use crate::arch::{Output, Role};
 use crate::codec::{AffineBits, CodecSpec, GroupSize};
 use crate::failure::Problems;
 use crate::quant::{CAST, ENCODERS, base};
-use crate::recipe::{Choice, Limit, Origin, Recipe, RecipeError, Rule, Scope};
+use crate::recipe::{Choice, Limit, Origin, Pattern, Recipe, RecipeError, Rule, Scope};
 
 /// Ordered rules over a default.
 ///
@@ -76,25 +76,26 @@ fn speaks_of(rule: &Rule, candidate: &Candidate<'_>) -> bool {
     };
     // `[keep]` says untouched, and what it keeps need not even be floats.
     let fits = output.role != Role::Unknown && (output.role.quantizable() || !rule.choice.codec.quantizes());
-    let named = || rule.pattern.matches(&output.rule_path()) || rule.pattern.matches(candidate.source_module);
-    rule.pattern.scope() == scope && fits && named()
+    rule.pattern.scope() == scope && fits && names(&rule.pattern, output, candidate.source_module)
 }
 
-/// Who fills the codec, by name in the quantizer registry.
-pub fn encoder(recipe: &Recipe, choice: &Choice) -> &'static str {
+/// Who fills the codec of a module, which `computes` as [`Candidate::computes`] says. An embedding's rows and a draft head
+/// have no inputs that calibration sees.
+pub fn encoder(recipe: &Recipe, choice: &Choice, computes: bool) -> &'static str {
     let named = recipe.encoder(choice);
-    ENCODERS.iter().find(|known| Some(**known) == named).copied().unwrap_or(CAST)
+    let encoder = ENCODERS.iter().find(|known| Some(**known) == named).copied().unwrap_or(CAST);
+    if computes { encoder } else { base(encoder) }
 }
 
-/// Whether the limit is meant for the module.
-fn limits(limit: &Limit, output: &Output, source_module: &str) -> bool {
-    limit.pattern.matches(&output.rule_path()) || limit.pattern.matches(source_module)
+/// Whether the pattern names the module, by its own path or by the source's.
+fn names(pattern: &Pattern, output: &Output, source_module: &str) -> bool {
+    pattern.matches(&output.rule_path()) || pattern.matches(source_module)
 }
 
 impl Rules<'_> {
     /// The least and most bits that the first limit that matches leaves the module.
     pub fn bounds(&self, output: &Output, source_module: &str) -> (u32, u32) {
-        let first = self.recipe.limits.iter().find(|limit| limits(limit, output, source_module));
+        let first = self.recipe.limits.iter().find(|limit| names(&limit.pattern, output, source_module));
         first.map_or((0, u32::MAX), |limit| (limit.least.unwrap_or(0), limit.most.unwrap_or(u32::MAX)))
     }
 }
@@ -134,9 +135,7 @@ impl Allocator for Rules<'_> {
                     }
                 }
             }
-            let encoder = encoder(self.recipe, &choice);
-            // An embedding's rows and a draft head have no inputs that calibration sees.
-            let encoder = if candidate.computes { encoder } else { base(encoder) };
+            let encoder = encoder(self.recipe, &choice, candidate.computes);
             let trunk =
                 matches!(candidate.output.role, Role::Linear | Role::Embedding | Role::Head | Role::Experts);
             let open = trunk && matches!(because, Because::Default);
@@ -197,7 +196,7 @@ impl Allocator for Rules<'_> {
         });
         let idle = |limit: &&Limit| {
             let bounds = |(candidate, assignment): (&Candidate<'_>, &Assignment)| {
-                assignment.open && limits(limit, candidate.output, candidate.source_module)
+                assignment.open && names(&limit.pattern, candidate.output, candidate.source_module)
             };
             !candidates.iter().zip(&assignments).any(bounds)
         };

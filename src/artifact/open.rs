@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use super::provenance::{Provenance, VERSION};
 use super::{MACHINE, PROVENANCE};
-use crate::digest::{Digest, Hasher};
+use crate::digest::Digest;
 use crate::failure::{Exit, Failure};
 
 /// A folder with a readable `provenance.json`.
@@ -125,15 +125,7 @@ pub fn file_digest(path: &Path) -> io::Result<Digest> {
     if !std::fs::metadata(path)?.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
-    let mut file = File::open(path)?;
-    let mut hasher = Hasher::default();
-    let mut buffer = vec![0; 1 << 18];
-    loop {
-        match file.read(&mut buffer)? {
-            0 => return Ok(hasher.finish()),
-            n => hasher.update(&buffer[..n]),
-        }
-    }
+    Digest::of_reader(&mut File::open(path)?)
 }
 
 /// Every file below `dir`, as a path with `/`. Links are files: what they point to is not walked.

@@ -64,7 +64,7 @@ impl<'a> Collector<'a> {
     }
 
     /// Adds rows that several modules read.
-    pub fn see(&mut self, modules: &[(String, Option<usize>)], rows: &[f32]) {
+    fn see(&mut self, modules: &[(String, Option<usize>)], rows: &[f32]) {
         let wanted: Vec<(&String, usize)> =
             modules.iter().filter_map(|(module, _)| Some((module, *self.wanted.get(module)?))).collect();
         let Some((first, channels)) = wanted.first().copied() else { return };

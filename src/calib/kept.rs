@@ -74,12 +74,5 @@ pub fn open<N: DeserializeOwned>(path: &Path) -> Option<(N, File, u64)> {
     let mut header = vec![0; length as usize];
     file.read_exact(&mut header).ok()?;
     let (note, digest): (N, Digest) = serde_json::from_slice(&header).ok()?;
-    let (mut hasher, mut part) = (Hasher::default(), vec![0; PART]);
-    loop {
-        match file.read(&mut part).ok()? {
-            0 => break,
-            n => hasher.update(&part[..n]),
-        }
-    }
-    (hasher.finish() == digest).then_some((note, file, LENGTH as u64 + length))
+    (Digest::of_reader(&mut file).ok()? == digest).then_some((note, file, LENGTH as u64 + length))
 }

@@ -22,7 +22,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -38,7 +37,7 @@ use crate::backend::Precision;
 use crate::backend::cpu::Cpu;
 use crate::digest::Digest;
 use crate::failure::{Exit, Failure, Outcome};
-use crate::fold::{FoldError, Folded, Planned, Watch, fold};
+use crate::fold::{Folded, Planned, Watch, fold};
 use crate::plan::{CalibratedFrom, CalibrationPlan, Module, Note, NoteKind, Plan, ROWS_IN_MEMORY};
 use crate::quant::weighs;
 use crate::recipe::Activations;
@@ -192,10 +191,7 @@ impl<'a> Calibration<'a> {
         let (recipe, records) = (&self.plan.recipe, self.records);
         let notes = records.values().flat_map(|record| notes(record, recipe.gptq.damping)).collect();
         let record = CalibrationRecord {
-            from: match self.from.from {
-                CalibratedFrom::Text => "text".to_owned(),
-                CalibratedFrom::Hessians => "hessians".to_owned(),
-            },
+            from: self.from.from.name().to_owned(),
             name: self.from.name.clone(),
             sha256: self.from.sha256,
             text,
@@ -280,9 +276,7 @@ impl<'a> Calibration<'a> {
     /// Finds the codes of modules whose inputs were summed.
     fn solve(&mut self, modules: &[(usize, &Module)], inputs: &Inputs) -> Outcome<()> {
         for (index, module) in modules {
-            if self.watch.stop.load(Ordering::Relaxed) {
-                return Err(FoldError::Interrupted.into());
-            }
+            self.watch.check()?;
             (self.watch.tell)(&format!("weighing errors of {}", module.output.module));
             let path = self.watch.keep.place(&kept_name(*index));
             let prepared = &self.folded.prepared;
@@ -336,7 +330,9 @@ impl<'a> Calibration<'a> {
             seed: wanted.seed.unwrap_or(plan.recipe.seed),
             cut: rows.cut as u64,
         };
-        self.folded.ngrams = Some(Ngrams::of(&rows.rows).to_bytes());
+        if self.export.is_none() {
+            self.folded.ngrams = Some(Ngrams::of(&rows.rows).to_bytes());
+        }
         self.recall_moments(weights.decoder.layers.len());
         // Where everything was kept, no row is needed.
         if !self.open("").is_empty() {
@@ -360,9 +356,7 @@ impl<'a> Calibration<'a> {
         while stream.layer() < layers {
             let layer = stream.layer();
             (self.watch.tell)(&format!("calibrating layer {} of {layers}", layer + 1));
-            if self.watch.stop.load(Ordering::Relaxed) {
-                return Err(FoldError::Interrupted.into());
-            }
+            self.watch.check()?;
             let before = match sequential {
                 true => {
                     let mut before = self.residual("before", values)?;

@@ -50,7 +50,11 @@ impl Ngrams {
 
     /// Those of an artifact; none if it was not calibrated, or the file is not whole.
     pub fn read(artifact: &Path) -> Option<Self> {
-        let bytes = std::fs::read(artifact.join(NGRAMS)).ok()?;
+        Self::parse(&std::fs::read(artifact.join(NGRAMS)).ok()?)
+    }
+
+    /// The inverse of [`Ngrams::to_bytes`].
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (words, rest) = bytes.as_chunks::<8>();
         let hashes: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
         (rest.is_empty() && hashes.is_sorted()).then_some(Self(hashes))

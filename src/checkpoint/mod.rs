@@ -250,6 +250,12 @@ impl Checkpoint {
         &self.tensors
     }
 
+    /// Name, size and last change of every file: what tells that one was replaced.
+    pub fn stats(&self) -> Vec<(&str, u64, String)> {
+        let files = self.files.iter();
+        files.map(|file| (file.name.as_str(), file.len, file.changed_ns().to_string())).collect()
+    }
+
     /// SHA-256 of the canonical JSON of every tensor's name, dtype and shape, by name: which model this is, whatever
     /// its weights.
     pub fn shapes_digest(&self) -> Digest {

@@ -37,10 +37,10 @@ pub struct CalibrateArgs {
 
 /// What decides the files.
 #[derive(Serialize)]
-struct Key {
+struct Key<'a> {
     plan: Digest,
     text: Digest,
-    source: Vec<(String, u64, String)>,
+    source: Vec<(&'a str, u64, String)>,
 }
 
 impl CalibrateArgs {
@@ -54,12 +54,8 @@ impl CalibrateArgs {
         if target.symlink_metadata().is_ok() {
             return Err(CliError::Exists { path: target }.into());
         }
-        let files = plan.checkpoint.files().iter();
-        let key = Key {
-            plan: plan.digest,
-            text: plan.calibrated_text()?.sha256,
-            source: files.map(|f| (f.name.clone(), f.len, f.changed_ns().to_string())).collect(),
-        };
+        let key =
+            Key { plan: plan.digest, text: plan.calibrated_text()?.sha256, source: plan.checkpoint.stats() };
         if let Some(parent) = target.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             std::fs::create_dir_all(parent)
                 .map_err(|error| CliError::Write { path: parent.to_owned(), error })?;

@@ -96,7 +96,7 @@ fn calibration(plan: &Plan) -> Value {
     let wanted = &plan.recipe.calibration;
     let modules = plan.modules.iter().filter(|module| weighs(module.assignment.encoder)).count();
     json!({
-        "from": from.from, "name": from.name, "sha256": from.sha256, "rows": wanted.rows, "context": wanted.context,
+        "from": from.from.name(), "name": from.name, "sha256": from.sha256, "rows": wanted.rows, "context": wanted.context,
         "packing": wanted.packing.name(), "activations": wanted.activations.name(), "modules": modules,
     })
 }

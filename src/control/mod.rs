@@ -12,22 +12,21 @@
 //! [stop probe](crate::eval::stop) reads them, after the probe's prompts and all along the text. No file is written.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::artifact::provenance::{ComparedRecord, ComparedRow};
 use crate::backend::Precision;
 use crate::backend::cpu::Cpu;
-use crate::calib::{Ngrams, fold_and_solve, rows};
+use crate::calib::{Ngrams, fold_and_solve};
 use crate::eval::stop::Row;
 use crate::eval::stop::cases::prompts;
 use crate::failure::Outcome;
 use crate::fold::logits::side_by_side;
-use crate::fold::{FoldError, OfPlan, Planned, Watch};
+use crate::fold::{OfPlan, Planned, Watch, hidden_states};
 use crate::measure::{taken, text};
 use crate::numeric::divergence::divergence;
-use crate::plan::{CalibratedFrom, Plan};
-use crate::runtime::{Stream, Weights};
-use crate::stats::{CONFIDENCE, clustered_mean};
+use crate::plan::Plan;
+use crate::runtime::Weights;
+use crate::stats::{CONFIDENCE, clustered_mean, in_clusters};
 use crate::text::documents::{Sequence, Taking, tokens_digest};
 use crate::text::{EndTokens, Tokenizer};
 
@@ -45,10 +44,12 @@ pub fn compare(plan: &Arc<Plan>, watch: Watch<'_>) -> Outcome<Option<ComparedRec
     let probe = Probe::new(plan, &source)?;
     let cpu = Cpu::new(plan.isa, plan.threads, Precision::Exact);
     let teacher = probe.hidden(&source, &cpu, "the source", watch)?;
-    let mut arms = Vec::new();
+    let (mut arms, mut seen) = (Vec::new(), None);
     for (what, plan) in [("what was chosen", plan.clone()), ("an even choice", Arc::new(even))] {
         let keep = OfPlan::new(watch.keep, &plan, ());
         let folded = fold_and_solve(&plan, Watch { keep: &keep, ..watch })?;
+        // Both calibrate on the same rows.
+        seen = folded.ngrams;
         let weights = Planned::open(&plan, &Arc::new(folded.prepared))?;
         let student = probe.hidden(&weights, &cpu, what, watch)?;
         arms.push(probe.score(&cpu, [&source, &weights], [&teacher, &student], &plan)?);
@@ -58,14 +59,8 @@ pub fn compare(plan: &Arc<Plan>, watch: Watch<'_>) -> Outcome<Option<ComparedRec
     let mean = clustered_mean(&probe.clusters(&difference), CONFIDENCE);
     let difference = difference.iter().sum::<f64>() / difference.len() as f64;
     let more_empty = chosen.row.stops_at_once > even.row.stops_at_once;
-    let overlap = match plan.calibration.as_ref().is_some_and(|from| from.from == CalibratedFrom::Text) {
-        true => {
-            let seen = rows(plan, source.decoder.context, source.decoder.vocab)?;
-            let held_out = probe.text.iter().map(|sequence| sequence.tokens.as_slice());
-            Some(Ngrams::of(&seen.rows).overlap(held_out).shared as u64)
-        }
-        false => None,
-    };
+    let held_out = || probe.text.iter().map(|sequence| sequence.tokens.as_slice());
+    let overlap = seen.as_deref().and_then(Ngrams::parse).map(|seen| seen.overlap(held_out()).shared as u64);
     Ok(Some(ComparedRecord {
         text: probe.name,
         tokens_sha256: tokens_digest(&probe.text),
@@ -120,16 +115,7 @@ impl Probe {
     fn hidden(&self, weights: &Weights, cpu: &Arc<Cpu>, what: &str, watch: Watch<'_>) -> Outcome<Vec<f32>> {
         let text = self.text.iter().map(|sequence| sequence.tokens.clone());
         let sequences: Vec<Vec<u32>> = text.chain(self.prompts.iter().cloned()).collect();
-        let mut stream = Stream::new(weights, cpu.clone(), &sequences)?;
-        let layers = weights.decoder.layers.len();
-        for layer in 1..=layers {
-            (watch.tell)(&format!("comparing {what}: layer {layer} of {layers}"));
-            if watch.stop.load(Ordering::Relaxed) {
-                return Err(FoldError::Interrupted.into());
-            }
-            stream.step(&mut ())?;
-        }
-        let hidden = stream.final_hidden()?;
+        let hidden = hidden_states(weights, cpu, &sequences, &format!("comparing {what}"), watch)?;
         let width = weights.decoder.hidden;
         let (mut wanted, mut row) = (Vec::new(), 0);
         for (i, sequence) in sequences.iter().enumerate() {
@@ -176,11 +162,6 @@ impl Probe {
 
     /// Sums by document, and counts.
     fn clusters(&self, values: &[f64]) -> Vec<(f64, u64)> {
-        let mut rest = values;
-        let clusters = self.text.iter().map(|sequence| {
-            let own = rest.split_off(..sequence.tokens.len()).expect("a value for each token");
-            (own.iter().sum(), own.len() as u64)
-        });
-        clusters.collect()
+        in_clusters(values, self.text.iter().map(|sequence| sequence.tokens.len()))
     }
 }

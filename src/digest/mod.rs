@@ -3,6 +3,7 @@
 mod pair;
 
 use std::fmt;
+use std::io::{self, Read};
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -14,6 +15,20 @@ use pair::{BLOCK, State, compress, compress_pair};
 pub struct Digest([u8; 32]);
 
 impl Digest {
+    /// The digest of what is left in `from`.
+    ///
+    /// # Errors
+    /// That it cannot be read.
+    pub fn of_reader(from: &mut impl Read) -> io::Result<Self> {
+        let (mut hasher, mut part) = (Hasher::default(), vec![0; 1 << 18]);
+        loop {
+            match from.read(&mut part)? {
+                0 => return Ok(hasher.finish()),
+                n => hasher.update(&part[..n]),
+            }
+        }
+    }
+
     /// Its bytes.
     pub fn bytes(&self) -> &[u8; 32] {
         &self.0

@@ -70,9 +70,7 @@ pub struct OfPlan<'a> {
 impl<'a> OfPlan<'a> {
     /// The plan's own part of `keep`; `more` is what else decides.
     pub fn new(keep: &'a dyn Keep, plan: &Plan, more: impl Serialize) -> Self {
-        let files = plan.checkpoint.files().iter();
-        let files: Vec<_> = files.map(|file| (&file.name, file.len, file.changed_ns().to_string())).collect();
-        Self { keep, key: Digest::of(&canonical_json(&(plan.digest, files, more))) }
+        Self { keep, key: Digest::of(&canonical_json(&(plan.digest, plan.checkpoint.stats(), more))) }
     }
 
     fn name(&self, name: &str) -> String {

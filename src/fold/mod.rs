@@ -27,9 +27,11 @@ pub use store::Planned;
 use crate::artifact::provenance::{
     CalibrationRecord, DraftRecord, RotationRecord, SearchRecord, TransformRecord,
 };
+use crate::backend::cpu::Cpu;
 use crate::encode::EncodeError;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::plan::{FoldPlan, Note, NoteKind, Plan, RotationPlan};
+use crate::runtime::{Stream, Weights};
 
 /// Why a fold could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -83,12 +85,37 @@ pub struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    fn check(&self) -> Result<(), FoldError> {
+    /// Goes on unless the flag is raised.
+    ///
+    /// # Errors
+    /// [`FoldError::Interrupted`].
+    pub fn check(&self) -> Result<(), FoldError> {
         match self.stop.load(std::sync::atomic::Ordering::Relaxed) {
             true => Err(FoldError::Interrupted),
             false => Ok(()),
         }
     }
+}
+
+/// Final-normed hidden states [rows, H] of sequences that go through a model layer by layer; `doing` is what is told.
+///
+/// # Errors
+/// Those of the runtime, and [`FoldError::Interrupted`].
+pub fn hidden_states(
+    weights: &Weights,
+    cpu: &Arc<Cpu>,
+    sequences: &[Vec<u32>],
+    doing: &str,
+    watch: Watch<'_>,
+) -> Outcome<Vec<f32>> {
+    let mut stream = Stream::new(weights, cpu.clone(), sequences)?;
+    let layers = weights.decoder.layers.len();
+    for layer in 1..=layers {
+        (watch.tell)(&format!("{doing}: layer {layer} of {layers}"));
+        watch.check()?;
+        stream.step(&mut ())?;
+    }
+    Ok(stream.final_hidden()?)
 }
 
 /// Version of the rules in `docs/transforms.md`.

@@ -5,7 +5,6 @@
 //! the end the logits must be. What is left is the rounding of f32.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use serde::Serialize;
 
@@ -120,9 +119,7 @@ pub fn compare(plan: &Arc<Plan>, prepared: &Arc<Prepared>, watch: Watch<'_>) -> 
             theirs.step(&mut ())?;
             ours.step(&mut ())?;
         }
-        if watch.stop.load(Ordering::Relaxed) {
-            return Err(FoldError::Interrupted.into());
-        }
+        watch.check()?;
         if !theirs.residual().iter().all(|value| value.is_finite()) {
             let found = source.non_finite();
             return Err(found.map_or_else(|| FoldError::NotFinite { layer }.into(), Into::into));

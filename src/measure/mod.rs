@@ -6,7 +6,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::artifact::provenance::{MeasuredRecord, MeasuredRow, SkippedRow};
 use crate::backend::Precision;
@@ -14,12 +13,12 @@ use crate::backend::cpu::Cpu;
 use crate::digest::canonical_json;
 use crate::failure::Outcome;
 use crate::fold::logits::side_by_side;
-use crate::fold::{FoldError, Keep as _, OfPlan, Planned, Watch, prepare};
+use crate::fold::{Keep as _, OfPlan, Planned, Watch, hidden_states, prepare};
 use crate::numeric::divergence::divergence;
 use crate::plan::{Limits, SourceFolder, impossible, plan};
 use crate::recipe::Recipe;
-use crate::runtime::{Stream, Weights};
-use crate::stats::{CONFIDENCE, clustered_mean};
+use crate::runtime::Weights;
+use crate::stats::{CONFIDENCE, clustered_mean, in_clusters};
 use crate::text::Tokenizer;
 use crate::text::documents::{Documents, Sequence, Taking, parse, read, tokens_digest};
 
@@ -47,17 +46,8 @@ pub fn measure(
     let (sequences, text) = taken(documents, recipe.transform.tokens as usize);
     let tokens: Vec<Vec<u32>> = sequences.iter().map(|sequence| sequence.tokens.clone()).collect();
     let cpu = Cpu::new(limits.isa, limits.threads, Precision::Exact);
-    let hidden = |weights: &Weights, what: &str| -> Outcome<Vec<f32>> {
-        let mut stream = Stream::new(weights, cpu.clone(), &tokens)?;
-        let layers = weights.decoder.layers.len();
-        for layer in 1..=layers {
-            (watch.tell)(&format!("measuring {what}: layer {layer} of {layers}"));
-            if watch.stop.load(Ordering::Relaxed) {
-                return Err(FoldError::Interrupted.into());
-            }
-            stream.step(&mut ())?;
-        }
-        Ok(stream.final_hidden()?)
+    let hidden = |weights: &Weights, what: &str| {
+        hidden_states(weights, &cpu, &tokens, &format!("measuring {what}"), watch)
     };
     // Not needed where every row was kept.
     let mut teacher = None;
@@ -97,12 +87,7 @@ pub fn measure(
             agreed += u64::from(apart.as_ref().is_some_and(|apart| apart.a_top == apart.b_top));
             kls.push(apart.map_or(f64::INFINITY, |apart| apart.kl));
         })?;
-        let mut rest = kls.as_slice();
-        let clusters = tokens.iter().map(|tokens| {
-            let of_sequence = rest.split_off(..tokens.len()).expect("a score for each token");
-            (of_sequence.iter().sum::<f64>(), of_sequence.len() as u64)
-        });
-        let mean = clustered_mean(&clusters.collect::<Vec<_>>(), CONFIDENCE);
+        let mean = clustered_mean(&in_clusters(&kls, tokens.iter().map(Vec::len)), CONFIDENCE);
         let mean_kl = kls.iter().sum::<f64>() / kls.len() as f64;
         let row = MeasuredRow {
             basis: basis.to_owned(),

@@ -13,13 +13,22 @@ use crate::recipe::Recipe;
 pub const BUILT_IN: &str = include_str!("calibration.jsonl");
 
 /// Where second moments come from.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum From {
     /// The activations on a text.
     Text,
     /// A file.
     Hessians,
+}
+
+impl From {
+    /// As provenance spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            From::Text => "text",
+            From::Hessians => "hessians",
+        }
+    }
 }
 
 /// What a build calibrates with.

@@ -96,7 +96,7 @@ fn calibration_bytes(
     let mut layers: BTreeMap<&str, BTreeMap<String, u64>> = BTreeMap::new();
     for module in weighed() {
         let path = module.output.module.as_str();
-        let layer = layer_of(path);
+        let layer = layer_of(path).unwrap_or_default();
         let input = match &module.output.seat.stream {
             Stand::Reads(norm) => norm.clone(),
             _ => path.to_owned(),
@@ -121,11 +121,10 @@ fn calibration_bytes(
     moments + searched.max().unwrap_or(0).max(inside + held) + rows
 }
 
-/// The path of a module's layer; empty outside the layers.
-fn layer_of(path: &str) -> &str {
-    let Some(at) = path.find(".layers.") else { return "" };
-    let number = at + ".layers.".len();
-    path[number..].find('.').map_or(path, |end| &path[..number + end])
+/// The path of the decoder layer that a module's path is in; none outside the layers.
+pub fn layer_of(path: &str) -> Option<&str> {
+    let number = path.find(".layers.")? + ".layers.".len();
+    Some(path[number..].find('.').map_or(path, |end| &path[..number + end]))
 }
 
 /// What is held while the folded model is compared with its source, and while rotations are looked for.

@@ -19,7 +19,7 @@ pub use budget::{BUDGET, CONTROL, RecordedBits};
 pub use calibration::{BUILT_IN, CalibrationPlan, From as CalibratedFrom};
 pub use estimate::{Estimate, estimate};
 pub use fold::{Channels, FoldPlan, RotationPlan, Step, What, impossible};
-pub use memory::{ROWS_IN_MEMORY, search_samples};
+pub use memory::{ROWS_IN_MEMORY, layer_of, search_samples};
 pub use module::{Module, STRIP_ELEMENTS};
 pub use side::{CopiedFile, SideFile};
 

@@ -9,7 +9,7 @@ use crate::artifact::layout::{Place, StoredTensor};
 use crate::checkpoint::Checkpoint;
 use crate::codec::{CodecSpec, Plane};
 use crate::failure::Problems;
-use crate::quant::{CAST, Grain, base, weighs};
+use crate::quant::{CAST, Grain, weighs};
 use crate::recipe::{Choice, Recipe, RecipeError};
 use crate::stage::ModuleWork;
 use crate::stage::pipeline::Pipeline;
@@ -123,8 +123,7 @@ impl Module {
         reason: &str,
         to: &Destination<'_>,
     ) -> Self {
-        let named = encoder(recipe, &Choice { codec, encoder: None });
-        let encoder = if self.computes { named } else { base(named) };
+        let encoder = encoder(recipe, &Choice { codec, encoder: None }, self.computes);
         let assignment = Assignment { codec, encoder, reason: reason.to_owned(), open: true };
         make(self.tensor, self.work.stored, self.output.clone(), assignment, to)
     }

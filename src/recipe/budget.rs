@@ -148,10 +148,13 @@ impl BudgetSheet {
             sensitivity: table.get("sensitivity").and_then(|value| super::sheet::path(value, report)),
             candidates: table.get("candidates").and_then(|value| candidates(value, report)),
             method: table.get("method").and_then(|value| {
-                named(value, &BudgetMethod::NAMES, report, |found| Mistake::UnknownMethod { found })
+                let named =
+                    value.named(&BudgetMethod::NAMES, report, |found| Mistake::UnknownMethod { found });
+                named.map(|at| at.value)
             }),
             control: table.get("control").and_then(|value| {
-                named(value, &Control::NAMES, report, |found| Mistake::UnknownControl { found })
+                let named = value.named(&Control::NAMES, report, |found| Mistake::UnknownControl { found });
+                named.map(|at| at.value)
             }),
             text: table.get("text").and_then(|value| super::sheet::path(value, report)),
         }
@@ -198,17 +201,8 @@ pub(super) fn join<'s>(
 }
 
 fn bits_per_weight(value: Value<'_>, report: &mut Report) -> Option<At<BudgetSize>> {
-    let bits = match value.value {
-        DeValue::Float(number) => number.as_str().replace('_', "").parse().ok(),
-        DeValue::Integer(_) => {
-            value.integer(report).and_then(|(number, _)| number).map(|number| number as f64)
-        }
-        _ => {
-            value.wrong_type("a number", report);
-            return None;
-        }
-    };
-    let bits = bits.filter(|bits: &f64| (1.0..=64.0).contains(bits));
+    let (bits, _) = value.number(report)?;
+    let bits = bits.filter(|bits| (1.0..=64.0).contains(bits));
     if bits.is_none() {
         report.add(value.at, Mistake::BitsRange);
     }
@@ -243,20 +237,6 @@ fn candidates(value: Value<'_>, report: &mut Report) -> Option<At<Vec<CodecSpec>
         report.add(value.at, Mistake::Empty { key: value.key });
     }
     (!codecs.is_empty()).then_some(At { value: codecs, at: value.at })
-}
-
-fn named<T: Copy>(
-    value: Value<'_>,
-    names: &[(&'static str, T)],
-    report: &mut Report,
-    mistake: fn(String) -> Mistake,
-) -> Option<T> {
-    let At { value: found, at } = value.string(report)?;
-    let known = names.iter().find(|(name, _)| *name == found);
-    if known.is_none() {
-        report.add(at, mistake(found.to_owned()));
-    }
-    known.map(|(_, known)| *known)
 }
 
 /// `least-bits` or `most-bits` of a rule.

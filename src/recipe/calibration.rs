@@ -2,12 +2,11 @@
 
 use std::path::PathBuf;
 
-use toml::de::DeValue;
-
 use super::dom::{At, Report, Value};
 use super::error::Mistake;
 use super::keys::Section;
 use super::text::Origin;
+use super::transform::number;
 use crate::digest::Digest;
 
 /// How documents become rows.
@@ -243,35 +242,16 @@ pub(super) fn join<'s>(
 }
 
 /// One of several words.
-pub(super) fn word<T: Copy>(
-    value: Value<'_>,
-    names: &'static [(&'static str, T)],
-    report: &mut Report,
-) -> Option<T> {
-    let At { value: found, at } = value.string(report)?;
-    let known = names.iter().find(|(name, _)| *name == found);
-    if known.is_none() {
-        let known = names.iter().map(|(name, _)| *name).collect();
-        report.add(at, Mistake::UnknownWord { key: value.key, found: found.to_owned(), known });
-    }
-    known.map(|(_, value)| *value)
-}
-
-fn number(value: Value<'_>, range: std::ops::RangeInclusive<u32>, report: &mut Report) -> Option<u32> {
-    super::transform::number(value, range, report)
+fn word<T: Copy>(value: Value<'_>, names: &'static [(&'static str, T)], report: &mut Report) -> Option<T> {
+    let known = || names.iter().map(|(name, _)| *name).collect();
+    let unknown = |found| Mistake::UnknownWord { key: value.key, found, known: known() };
+    value.named(names, report, unknown).map(|at| at.value)
 }
 
 /// A number above 0, of at most 10.
 fn share(value: Value<'_>, report: &mut Report) -> Option<f64> {
-    let found = match value.value {
-        DeValue::Float(float) => float.to_string(),
-        DeValue::Integer(integer) => integer.to_string(),
-        _ => {
-            value.wrong_type("a number", report);
-            return None;
-        }
-    };
-    let number = found.parse::<f64>().ok().filter(|number| *number > 0.0 && *number <= 10.0);
+    let (number, found) = value.number(report)?;
+    let number = number.filter(|number| *number > 0.0 && *number <= 10.0);
     if number.is_none() {
         report.add(value.at, Mistake::ShareRange { key: value.key, found });
     }

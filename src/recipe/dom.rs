@@ -159,6 +159,38 @@ impl<'t> Value<'t> {
         }
     }
 
+    /// A number, whole or not; `None` inside if it is none that an f64 holds, beside its text.
+    pub fn number(self, report: &mut Report) -> Option<(Option<f64>, String)> {
+        let text = match self.value {
+            DeValue::Float(number) => number.as_str(),
+            DeValue::Integer(_) => {
+                return self.integer(report).map(|(number, text)| (number.map(|number| number as f64), text));
+            }
+            _ => {
+                self.wrong_type("a number", report);
+                return None;
+            }
+        };
+        Some((text.replace('_', "").parse().ok(), text.to_owned()))
+    }
+
+    /// What one of `names` stands for; `mistake` is for another word.
+    pub fn named<T: Copy>(
+        self,
+        names: &[(&'static str, T)],
+        report: &mut Report,
+        mistake: impl FnOnce(String) -> Mistake,
+    ) -> Option<At<T>> {
+        let At { value: found, at } = self.string(report)?;
+        match names.iter().find(|(name, _)| *name == found) {
+            Some((_, value)) => Some(At { value: *value, at }),
+            None => {
+                report.add(at, mistake(found.to_owned()));
+                None
+            }
+        }
+    }
+
     pub fn boolean(self, report: &mut Report) -> Option<At<bool>> {
         match self.value {
             DeValue::Boolean(value) => Some(At { value: *value, at: self.at }),

@@ -406,12 +406,7 @@ fn keep(table: &Table<'_>, text: &str, report: &mut Report) -> Vec<KeepPattern> 
 }
 
 fn layout(value: Value<'_>, report: &mut Report) -> Option<At<Layout>> {
-    let At { value: found, at } = value.string(report)?;
-    let known = Layout::NAMES.iter().find(|(name, _)| *name == found);
-    if known.is_none() {
-        report.add(at, Mistake::UnknownLayout { found: found.to_owned() });
-    }
-    known.map(|(_, layout)| At { value: *layout, at })
+    value.named(&Layout::NAMES, report, |found| Mistake::UnknownLayout { found })
 }
 
 fn shard_size(value: Value<'_>, report: &mut Report) -> Option<Bytes> {

@@ -237,12 +237,8 @@ pub(super) fn join<'s>(
 }
 
 fn kind(value: Value<'_>, report: &mut Report) -> Option<RotationKind> {
-    let At { value: found, at } = value.string(report)?;
-    let known = RotationKind::NAMES.iter().find(|(name, _)| *name == found);
-    if known.is_none() {
-        report.add(at, Mistake::UnknownRotation { found: found.to_owned() });
-    }
-    known.map(|(_, kind)| *kind)
+    let unknown = |found| Mistake::UnknownRotation { found };
+    value.named(&RotationKind::NAMES, report, unknown).map(|at| at.value)
 }
 
 /// `rotation = "hadamard"`, or a table with its settings.

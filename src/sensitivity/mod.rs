@@ -142,10 +142,9 @@ pub fn sensitivity(
         return Err(EvalError::Occupied { path: asking.target.to_owned() }.into());
     }
     let task = Task::new(recipe, source, limits, asking)?;
-    let files = task.plan.checkpoint.files().iter();
     let key = Key {
         trials: task.trials.iter().map(|(_, plan)| plan.digest).collect(),
-        files: files.map(|file| (file.name.as_str(), file.len, file.changed_ns().to_string())).collect(),
+        files: task.plan.checkpoint.stats(),
         modules: task.modules().map(|module| module.output.rule_path()).collect(),
         tokens: tokens_digest(&task.sequences),
     };

@@ -16,9 +16,9 @@ use crate::eval::work::{DONE, Work};
 use crate::failure::Outcome;
 use crate::fold::{KeepFolder, OfPlan, Planned, Watch, fold};
 use crate::numeric::divergence::divergence;
-use crate::plan::Plan;
+use crate::plan::{Plan, layer_of};
 use crate::runtime::{Head, Ops, RuntimeError, Stream, Weights};
-use crate::stats::{CONFIDENCE, clustered_mean};
+use crate::stats::{CONFIDENCE, clustered_mean, in_clusters};
 use crate::units::Bytes;
 
 /// Bytes of logits that are worked on at a time, and most rows: more make no kernel faster.
@@ -366,12 +366,8 @@ impl Prober<'_> {
 
     /// The mean over all positions, with documents as clusters.
     fn mean(&self, kls: &[f64]) -> Score {
-        let mut rest = kls;
-        let clusters = self.task.sequences.iter().map(|sequence| {
-            let of_sequence = rest.split_off(..sequence.tokens.len()).expect("a score for each token");
-            (of_sequence.iter().sum::<f64>(), of_sequence.len() as u64)
-        });
-        let mean = clustered_mean(&clusters.collect::<Vec<_>>(), CONFIDENCE).expect("a text has tokens");
+        let lengths = self.task.sequences.iter().map(|sequence| sequence.tokens.len());
+        let mean = clustered_mean(&in_clusters(kls, lengths), CONFIDENCE).expect("a text has tokens");
         Score { kl: mean.mean, standard_error: mean.standard_error }
     }
 }
@@ -386,13 +382,8 @@ fn made_bytes(plan: &Plan) -> u64 {
     let mut layers: BTreeMap<&str, u64> = BTreeMap::new();
     let (mut largest, mut most) = (0, 0);
     for module in plan.modules.iter().filter(|module| module.output.role.in_trunk()) {
-        let path = module.output.module.as_str();
-        let layer = path.split_once(".layers.").map_or(path, |(root, rest)| {
-            let number = rest.find('.').unwrap_or(rest.len());
-            &path[..root.len() + ".layers.".len() + number]
-        });
-        let bytes = 4 * module.weights();
-        let sum = layers.entry(layer).or_default();
+        let (path, bytes) = (module.output.module.as_str(), 4 * module.weights());
+        let sum = layers.entry(layer_of(path).unwrap_or(path)).or_default();
         *sum += bytes;
         (largest, most) = (bytes.max(largest), most.max(*sum));
     }

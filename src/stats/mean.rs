@@ -38,6 +38,19 @@ pub(super) fn upper_p(estimate: f64, standard_error: f64, freedom: f64) -> f64 {
     }
 }
 
+/// Sums and counts for [`clustered_mean`] of values that lie cluster after cluster, of these lengths.
+///
+/// # Panics
+/// If there are fewer values than the lengths call for.
+pub fn in_clusters(values: &[f64], lengths: impl Iterator<Item = usize>) -> Vec<(f64, u64)> {
+    let mut rest = values;
+    let sum = |length: usize| {
+        let own = rest.split_off(..length).expect("a value for each observation");
+        (own.iter().sum(), own.len() as u64)
+    };
+    lengths.map(sum).collect()
+}
+
 /// The mean over all observations, whose clusters have (sum, count).
 ///
 /// ```text

@@ -30,7 +30,7 @@ pub use bootstrap::{Bootstrap, PairedCluster, RESAMPLES, paired_bootstrap};
 pub use distribution::{Binomial, normal_quantile, normal_tail, student_quantile, student_tail};
 pub use equivalence::{Tost, tost_ratio};
 pub use holm::holm;
-pub use mean::{Mean, Percentiles, clustered_mean, quantile_of_sorted};
+pub use mean::{Mean, Percentiles, clustered_mean, in_clusters, quantile_of_sorted};
 pub use pairs::{Pairs, wilson};
 pub use power::{POWER, items_to_prove, items_to_see, power, smallest_difference};
 

@@ -10,12 +10,12 @@ is given), then builds, evaluates and compares every arm with rounding to neares
 not done again. `write` makes the table of DIR/frontier.json. Needs Python 3.11 and nothing else.
 """
 
-import argparse
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
+
+from shared import arguments, call, task_cells
 
 ROOT = Path(__file__).resolve().parents[2]
 CALIBRATED = '[calibration]\ntext = "{text}"\nrows = 128\npacking = "joined"\n'
@@ -43,14 +43,6 @@ NAMED = {
     "TQ-mixed": (4, "mlx", ROTATED + MIXED, None),
     "sens3": (3, "mlx", ROTATED + BUDGET, 4.26),
 }
-
-
-def call(tqc, *args, ok=(0,)):
-    """The program's JSON object."""
-    done = subprocess.run([str(tqc), *map(str, args), "--json"], capture_output=True, text=True, check=False)
-    if done.returncode not in ok:
-        raise RuntimeError(f"{' '.join(map(str, args[:3]))} ended with {done.returncode}: {done.stderr.strip()}")
-    return json.loads(done.stdout)
 
 
 def trunk(artifact, weights):
@@ -145,16 +137,6 @@ def run(args):
     return 0
 
 
-def cells_of_tasks(results):
-    by = {(suite["suite"], suite["frame"]): suite for suite in results or []}
-    cells = []
-    for suite, frame in (("recall", "choice"), ("problems", "raw"), ("problems", "chat")):
-        found = by.get((suite, frame))
-        cells.append(f"{found['correct']}/{found['items']}" if found else "")
-    generated = [suite["generative"] for suite in results or [] if suite.get("generative")]
-    return [*cells, str(sum(suite["empty"] for suite in generated)) if generated else ""]
-
-
 def write(args):
     done = json.loads((args.out / "frontier.json").read_text())
     lines = [
@@ -191,7 +173,7 @@ def write(args):
             cells = [
                 f"{group} bits, {label}" if group else label, f"{row['bits']:.3f}",
                 f"{kl['mean_kl']:.5f} ± {kl['standard_error']:.5f}", share, paired, loss, f"{100 * kl['top1_agreement']:.1f} %",
-                *cells_of_tasks(row["tasks"]), f"{row['elapsed_s']:.0f} s", f"{row['peak'] / 2**20:.0f} MiB",
+                *task_cells(row["tasks"]), f"{row['elapsed_s']:.0f} s", f"{row['peak'] / 2**20:.0f} MiB",
             ]
             lines.append(f"| {' | '.join(cells)} |")
         compared = [(key, row["compared"]) for key, row in rows.items() if row["compared"]]
@@ -211,24 +193,14 @@ def write(args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    of_run, of_write = commands.add_parser("run"), commands.add_parser("write")
-    for command in (of_run, of_write):
-        command.add_argument("--out", type=Path, required=True)
-    of_run.add_argument("--tqc", type=Path, default=ROOT / "target/release/tqc")
-    of_run.add_argument("--model", action="append", required=True)
-    of_run.add_argument("--text", type=Path, required=True)
-    of_run.add_argument("--calibration", type=Path, required=True)
+    parser, of_run = arguments(__doc__, ROOT, "docs/results/frontier.md")
     of_run.add_argument("--compare", type=Path, required=True)
-    of_run.add_argument("--suite", type=Path, action="append", default=[])
     of_run.add_argument("--sensitivity", action="append", default=[])
     of_run.add_argument("--limit", type=int, default=100)
     of_run.add_argument("--stop", action="store_true")
     of_run.add_argument("--threads", type=int, default=2)
     of_run.add_argument("--arms", type=lambda text: text.split(";"))
     of_run.add_argument("--bits", type=lambda text: [int(bits) for bits in text.split(",")], default=[4, 3, 2])
-    of_write.add_argument("-o", "--output", type=Path, default=ROOT / "docs/results/frontier.md")
     args = parser.parse_args()
     return run(args) if args.command == "run" else write(args)
 

@@ -10,14 +10,14 @@ and keeps what each build says in DIR/builds.json. An arm that is done is not do
 two files. Needs Python 3.11 and nothing else.
 """
 
-import argparse
 import concurrent.futures
 import json
 import sqlite3
-import subprocess
 import sys
 import threading
 from pathlib import Path
+
+from shared import arguments, call, task_cells
 
 ROOT = Path(__file__).resolve().parents[2]
 ARMS = {
@@ -31,14 +31,6 @@ ARMS = {
 BITS = (2, 3, 4)
 PROMPTS = ["Q: ", "Question: In which year", "The ", "def ", "Once upon a time"]
 LOCK = threading.Lock()
-
-
-def call(tqc, *args):
-    """The program's JSON object."""
-    done = subprocess.run([str(tqc), *map(str, args), "--json"], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(map(str, args[:3]))} ended with {done.returncode}: {done.stderr.strip()}")
-    return json.loads(done.stdout)
 
 
 def remember(path, key, value):
@@ -141,19 +133,6 @@ def results(out):
     return found
 
 
-def tasks(summary):
-    """The columns of one arm's tasks."""
-    suites = (summary or {}).get("results", [])
-    by = {(suite["suite"], suite["frame"]): suite for suite in suites}
-    cells = []
-    for suite, frame in (("recall", "choice"), ("problems", "raw"), ("problems", "chat")):
-        found = by.get((suite, frame))
-        cells.append(f"{found['correct']}/{found['items']}" if found else "")
-    generated = [suite["generative"] for suite in suites if suite.get("generative")]
-    cells.append(str(sum(suite["empty"] for suite in generated)) if generated else "")
-    return cells
-
-
 def write(args):
     builds = json.loads((args.out / "builds.json").read_text())
     found = results(args.out)
@@ -193,7 +172,7 @@ def write(args):
                 cells = [
                     str(bits), name, f"{said['sizes']['bits_per_weight']:.3f}", f"{kl['mean_kl']:.5f}",
                     f"{low:.5f} to {high:.5f}", f"{100 * kl['top1_agreement']:.1f} %",
-                    *(tasks(row.get("tasks")) if with_tasks else []),
+                    *(task_cells((row.get("tasks") or {}).get("results")) if with_tasks else []),
                 ]
                 lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
@@ -218,22 +197,12 @@ def write(args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    of_run, of_write = commands.add_parser("run"), commands.add_parser("write")
-    for command in (of_run, of_write):
-        command.add_argument("--out", type=Path, required=True)
-    of_run.add_argument("--tqc", type=Path, default=ROOT / "target/release/tqc")
-    of_run.add_argument("--model", action="append", required=True)
-    of_run.add_argument("--text", type=Path, required=True)
-    of_run.add_argument("--calibration", type=Path, required=True)
-    of_run.add_argument("--suite", type=Path, action="append", default=[])
+    parser, of_run = arguments(__doc__, ROOT, "docs/results/rotation.md")
     of_run.add_argument("--rows", type=int)
     of_run.add_argument("--limit", type=int)
     of_run.add_argument("--jobs", type=int, default=1)
     of_run.add_argument("--threads", type=int)
     of_run.add_argument("--bits", type=lambda text: [int(bits) for bits in text.split(",")], default=list(BITS))
-    of_write.add_argument("-o", "--output", type=Path, default=ROOT / "docs/results/rotation.md")
     args = parser.parse_args()
     return run(args) if args.command == "run" else write(args)
 
