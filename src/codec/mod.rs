@@ -10,6 +10,7 @@
 pub mod affine;
 pub mod float;
 pub mod mxfp;
+pub mod trellis;
 
 use std::fmt;
 use std::str::FromStr;
