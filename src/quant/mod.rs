@@ -10,6 +10,7 @@ mod loss;
 mod mlx;
 mod mxfp;
 mod refit;
+pub mod trellis;
 
 use std::ops::AddAssign;
 
