@@ -10,6 +10,7 @@ pub mod linear;
 pub mod memory;
 pub mod model;
 pub mod rotate;
+pub mod trellis;
 
 use std::time::Instant;
 

@@ -13,8 +13,10 @@ use crate::bench::factor::{FactorBench, FactorReport, factor};
 use crate::bench::linear::{LinearBench, LinearReport, linear};
 use crate::bench::model::{self, ModelBench, ModelReport};
 use crate::bench::rotate::{RotateBench, rotate};
+use crate::bench::trellis::{TrellisBench, TrellisReport, trellis};
 use crate::bench::{EncodeBench, EncodeReport, encode};
 use crate::codec::CodecSpec;
+use crate::codec::trellis::Code;
 use crate::failure::{Exit, Outcome};
 use crate::isa::Isa;
 use crate::runtime::Weights;
@@ -35,6 +37,7 @@ enum Bench {
     Stream(StreamArgs),
     Rotate(RotateArgs),
     Factor(FactorArgs),
+    Trellis(TrellisArgs),
 }
 
 /// Weights encoded per second, for every codec and encoder, beside a copy of the same bytes.
@@ -161,6 +164,7 @@ impl BenchArgs {
             Bench::Stream(args) => args.run(),
             Bench::Rotate(args) => args.run(),
             Bench::Factor(args) => args.run(),
+            Bench::Trellis(args) => args.run(),
         }
     }
 }
@@ -383,6 +387,124 @@ fn factor_text(report: &FactorReport) -> String {
         100.0 * report.of_products,
         table.render()
     )
+}
+
+/// Weights searched per second by the trellis encoder, on each instruction set beside the scalar one; and errors.
+#[derive(Debug, Args)]
+struct TrellisArgs {
+    /// Bits of a weight: k.
+    #[arg(
+        long,
+        value_name = "K,K,...",
+        value_delimiter = ',',
+        default_values_t = [2, 3, 4],
+        value_parser = clap::value_parser!(u32).range(1..=4)
+    )]
+    bits: Vec<u32>,
+    /// Bits of a state: L.
+    #[arg(
+        long,
+        value_name = "L,L,...",
+        value_delimiter = ',',
+        default_values_t = [12],
+        value_parser = clap::value_parser!(u32).range(10..=16)
+    )]
+    states: Vec<u32>,
+    /// Codes: 1mad, bs12, mul1, 3inst, mcg, rptc or random.
+    #[arg(long, value_name = "NAME,NAME,...", value_delimiter = ',', default_values_t = [Code::Bs12])]
+    code: Vec<Code>,
+    /// Also measure errors of Gaussian weights, as they are and at the code's scale, beside the least possible.
+    #[arg(long)]
+    mse: bool,
+    /// Tiles of 256 weights, over all threads.
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    tiles: u32,
+    /// Weights to each side of the seam in the first pass.
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=128))]
+    window: u32,
+    /// Threads that search at once.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: u16,
+    /// Only this instruction set beside scalar: avx2, avx512 or neon [default: all that run here].
+    #[arg(long, value_name = "NAME")]
+    isa: Option<Isa>,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl TrellisArgs {
+    fn run(self) -> Outcome<Exit> {
+        let report = trellis(&TrellisBench {
+            codes: self.code,
+            bits: self.bits,
+            states: self.states,
+            window: Some(self.window as usize),
+            tiles: self.tiles as usize,
+            threads: self.threads.into(),
+            isas: self.isa.map_or_else(Isa::available, |isa| vec![isa]),
+            mse: self.mse,
+        })?;
+        print::result(self.common.json, &report, trellis_text)?;
+        Ok(Exit::Done)
+    }
+}
+
+fn trellis_text(report: &TrellisReport) -> String {
+    let mut table = print::Table::new(&[
+        ("code", false),
+        ("L", true),
+        ("k", true),
+        ("kernels", false),
+        ("Mweights/s", true),
+        ("of scalar", true),
+    ]);
+    let mut errors = print::Table::new(&[
+        ("code", false),
+        ("L", true),
+        ("k", true),
+        ("bound", true),
+        ("at scale 1", true),
+        ("±", true),
+        ("g", true),
+        ("at scale g", true),
+        ("±", true),
+        ("saturated", true),
+    ]);
+    for trellis in &report.trellises {
+        let name = [trellis.code.clone(), trellis.states.to_string(), trellis.bits.to_string()];
+        for rate in &trellis.rates {
+            let rates =
+                [rate.isa.clone(), format!("{:.3}", rate.mweights_per_s), format!("{:.1} x", rate.of_scalar)];
+            table.row(name.iter().cloned().chain(rates));
+        }
+        if let Some(mse) = &trellis.mse {
+            let columns = [
+                format!("{:.5}", mse.bound),
+                format!("{:.5}", mse.plain),
+                format!("{:.5}", mse.plain_standard_error),
+                format!("{:.2}", trellis.scale),
+                format!("{:.5}", mse.scaled),
+                format!("{:.5}", mse.scaled_standard_error),
+                mse.saturated.to_string(),
+            ];
+            errors.row(name.iter().cloned().chain(columns));
+        }
+    }
+    let mut text = format!(
+        "{} tiles of {} weights, {} threads, {} weights to each side of the seam in the first pass\n\n{}",
+        report.tiles,
+        report.tile,
+        report.threads,
+        report.window,
+        table.render()
+    );
+    if report.trellises.iter().any(|trellis| trellis.mse.is_some()) {
+        text.push_str(
+            "\nMean squared error of Gaussian weights of unit variance, and its standard error\n\n",
+        );
+        text.push_str(&errors.render());
+    }
+    text
 }
 
 impl EncodeArgs {

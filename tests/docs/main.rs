@@ -106,6 +106,8 @@ fn every_key_of_every_json_is_described_and_no_other() {
 
     check("bench rotate", 0, &["bench", "rotate", "--width", "64", "--passes", "1", "--json"]);
     check("bench factor", 0, &["bench", "factor", "--n", "64", "--runs", "1", "--rows", "2", "--json"]);
+    let trellis = ["bench", "trellis", "--bits", "3", "--states", "10", "--tiles", "2", "--mse", "--json"];
+    check("bench trellis", 0, &trellis);
 
     let formats = fs::read_to_string("docs/formats/provenance.md").unwrap();
     for file in ["provenance.json", "machine.json"] {

@@ -75,9 +75,10 @@ impl Costs for Float<'_> {
     fn forward(&mut self, position: usize, steps: usize, start: Option<u32>, _keep: usize) {
         let nodes = self.nodes();
         self.steps = steps;
-        let mut costs = vec![0.0; (steps + 1) * nodes];
+        let mut costs = std::mem::take(&mut self.costs);
+        costs.resize((steps + 1) * nodes, 0.0);
+        costs[..nodes].fill(if start.is_some() { f32::INFINITY } else { 0.0 });
         if let Some(node) = start {
-            costs[..nodes].fill(f32::INFINITY);
             costs[node as usize] = 0.0;
         }
         for step in 0..steps {

@@ -59,9 +59,9 @@ pub struct Encoder {
     float: OnceLock<float::Table>,
 }
 
-/// What a thread needs for its searches: 2 · (T + 3) · 2^(L−k) bytes, 270 KB at T = 256, L = 12 and k = 3.
+/// What a thread needs for its searches: [`Encoder::workspace_bytes`], 265 KB at T = 256, L = 12 and k = 3.
 ///
-/// It may be used with any encoder.
+/// It may be used with any encoder, and keeps the most it has needed.
 #[derive(Debug, Default)]
 pub struct Workspace {
     room: fixed::Room,
@@ -130,6 +130,14 @@ impl Encoder {
     /// Words of a tile: T · k / 32.
     pub fn words(&self) -> usize {
         tile_words(self.tile, self.bits)
+    }
+
+    /// Bytes of a [`Workspace`] for this encoder, and for the time of a tile that saturates twice as many again.
+    ///
+    /// Costs before each of T steps and after the last, two rows that take turns, and lists of T:
+    /// 2 · (T + 3) · 2^(L−k) + 8 · T.
+    pub fn workspace_bytes(&self) -> usize {
+        2 * (self.tile + 3) * (1usize << (self.codebook.states() - self.bits)) + 8 * self.tile
     }
 
     /// Encodes one tile.
