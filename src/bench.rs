@@ -16,10 +16,10 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::codec::{CodecSpec, codec};
+use crate::codec::{CodecSpec, Matrix, codec};
 use crate::isa::Isa;
 use crate::numeric::{narrow, widen};
-use crate::quant::{QUANTIZERS, Quantizer, RowLoss, Rows};
+use crate::quant::{Grain, QUANTIZERS, Quantizer, RowLoss, Rows};
 use crate::tensor::Float;
 use crate::units::Bytes;
 
@@ -96,7 +96,8 @@ pub fn encode(bench: &EncodeBench, wanted: impl Fn(CodecSpec, &dyn Quantizer) ->
     let mut timed = Vec::new();
     for quantizer in QUANTIZERS {
         for spec in CodecSpec::all() {
-            if !quantizer.accepts(spec) || !wanted(spec, *quantizer) {
+            // A trellis is measured by tiles, in `trellis`.
+            if !quantizer.accepts(spec) || quantizer.grain(1) != Grain::Rows || !wanted(spec, *quantizer) {
                 continue;
             }
             let mut encoded: Vec<Vec<f64>> = vec![Vec::new(); bench.threads];
@@ -172,10 +173,10 @@ impl<'a> Worker<'a> {
     fn new(quantizer: &'static dyn Quantizer, spec: CodecSpec, source: &'a [u8], isa: Isa) -> Self {
         let rows = source.len() / Float::Bf16.bytes() / IN_FEATURES;
         let layout = codec(spec)
-            .planes(IN_FEATURES as u64, Float::Bf16)
+            .planes(Matrix { out_features: rows as u64, in_features: IN_FEATURES as u64 }, Float::Bf16)
             .expect("every group size divides a power of two this large");
         // The planes of the whole part, as a build would write them.
-        let planes = layout.iter().map(|plane| vec![1; plane.row_bytes() as usize * rows]).collect();
+        let planes = layout.iter().map(|plane| vec![1; plane.bytes_of(plane.begun(0..rows as u64))]).collect();
         let values = vec![0.0; STRIP_ROWS * IN_FEATURES];
         Self { quantizer, spec, isa, source, values, losses: vec![RowLoss::default(); STRIP_ROWS], planes }
     }

@@ -107,7 +107,11 @@ pub fn encode_rows<'a>(
         return Ok(encoded);
     }
     if let Some(solved) = &work.solved {
-        let read = solved.read(rows, &mut scratch.planes);
+        // Counted once, with the first panel.
+        if rows.start == 0 {
+            encoded.repairs = solved.repairs();
+        }
+        let read = solved.read(rows, &work.planes(), &mut scratch.planes);
         let tensor = || entry.name.clone();
         encoded.losses =
             read.map_err(|error| EncodeError::Solved { tensor: tensor(), problem: error.to_string() })?;
@@ -117,7 +121,7 @@ pub fn encode_rows<'a>(
     let planes_of = work.planes();
     scratch.planes.resize_with(planes_of.len(), Vec::new);
     for (buffer, plane) in scratch.planes.iter_mut().zip(&planes_of) {
-        buffer.resize(count * plane.row_bytes() as usize, 0);
+        buffer.resize(plane.bytes_of(plane.begun(rows.clone())), 0);
     }
     let row_bytes = stored.len() / count;
     let strip = match plan.pipeline.grain(work) {
@@ -131,8 +135,10 @@ pub fn encode_rows<'a>(
     for start in (0..count).step_by(strip) {
         let end = (start + strip).min(count);
         let planes = scratch.planes.iter_mut().zip(&planes_of).map(|(buffer, plane)| {
-            let row = plane.row_bytes() as usize;
-            &mut buffer[start * row..end * row]
+            let before = plane.begun(rows.start..rows.start + start as u64);
+            let here = plane.begun(rows.start + start as u64..rows.start + end as u64);
+            let start = plane.bytes_of(before);
+            &mut buffer[start..start + plane.bytes_of(here)]
         });
         let mut unit = WorkUnit {
             stored: &stored[start * row_bytes..end * row_bytes],

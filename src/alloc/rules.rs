@@ -2,7 +2,8 @@
 
 use super::{Allocator, Assignment, Candidate};
 use crate::arch::{Output, Role};
-use crate::codec::{AffineBits, CodecSpec, GroupSize};
+use crate::codec::trellis::TILE_STEP;
+use crate::codec::{AffineBits, CodecError, CodecSpec, GroupSize, Matrix};
 use crate::failure::Problems;
 use crate::quant::{CAST, ENCODERS, base};
 use crate::recipe::{Choice, Limit, Origin, Pattern, Recipe, RecipeError, Rule, Scope};
@@ -115,24 +116,17 @@ impl Allocator for Rules<'_> {
 
     fn assign(&self, candidates: &[Candidate<'_>]) -> Result<Vec<Assignment>, Problems<RecipeError>> {
         let mut assignments = Vec::with_capacity(candidates.len());
-        // (choice, in_features) pairs already reported: a wrong group concerns hundreds of modules alike.
-        let mut undivided: Vec<(CodecSpec, Origin, u64, String, usize)> = Vec::new();
+        // Problems already reported: a wrong group concerns hundreds of modules alike.
+        let mut undivided: Vec<(CodecError, Origin, String, usize)> = Vec::new();
         for candidate in candidates {
             let (choice, because) = self.choose(candidate);
             let codec = choice.codec;
-            if let Some(group) = codec.group()
-                && !candidate.in_features.is_multiple_of(u64::from(group))
+            if let Err(problem) = codec.fits(Matrix::of(&candidate.output.shape))
                 && let Some(origin) = self.origin(&because)
             {
-                let seen = undivided
-                    .iter_mut()
-                    .find(|(c, o, k, ..)| (*c, *o, *k) == (codec, origin, candidate.in_features));
-                match seen {
+                match undivided.iter_mut().find(|(p, o, ..)| (p, *o) == (&problem, origin)) {
                     Some((.., count)) => *count += 1,
-                    None => {
-                        let path = candidate.output.rule_path();
-                        undivided.push((codec, origin, candidate.in_features, path, 1));
-                    }
+                    None => undivided.push((problem, origin, candidate.output.rule_path(), 1)),
                 }
             }
             let encoder = encoder(self.recipe, &choice, candidate.computes);
@@ -175,22 +169,29 @@ impl Allocator for Rules<'_> {
             let help = "the first rule that matches wins: move this one before them, or remove it".to_owned();
             Some(self.recipe.problem(&rule.origin, message, Some(help)))
         });
-        let undivided = undivided.iter().map(|(codec, origin, in_features, path, count)| {
-            let group = codec.group().expect("only grouped codecs are collected");
-            let has = match count {
-                1 => format!("has {in_features}"),
-                _ => format!("has {in_features}, and so have {} more", count - 1),
+        let undivided = undivided.iter().map(|(problem, origin, path, count)| {
+            let (codec, axis, needed, found) = match problem {
+                CodecError::GroupDoesNotDivide { codec, group, in_features } => {
+                    (codec, "in_features", *group, *in_features)
+                }
+                CodecError::NoTile { codec, axis, width } => (codec, *axis, TILE_STEP as u32, *width),
             };
-            let message =
-                format!("{codec} needs in_features to be a multiple of {group}, but `{path}` {has}");
-            let fits =
-                GroupSize::ALL.into_iter().rev().find(|g| in_features.is_multiple_of(u64::from(g.get())));
-            let help = match fits {
-                Some(fits) => format!(
+            let has = match count {
+                1 => format!("has {found}"),
+                _ => format!("has {found}, and so have {} more", count - 1),
+            };
+            let message = format!("{codec} needs {axis} to be a multiple of {needed}, but `{path}` {has}");
+            let mut groups = GroupSize::ALL.into_iter().rev();
+            let fits = groups.find(|g| found.is_multiple_of(u64::from(g.get())));
+            let help = match (problem, fits) {
+                (CodecError::NoTile { .. }, _) => {
+                    "give it `along` the other side, an affine codec, or `codec = \"keep\"`, in a `[[rule]]`".to_owned()
+                }
+                (_, Some(fits)) => format!(
                     "give it an affine codec with group {}, or `codec = \"keep\"`, in a `[[rule]]`",
                     fits.get()
                 ),
-                None => "give it `codec = \"keep\"` in a `[[rule]]`".to_owned(),
+                (_, None) => "give it `codec = \"keep\"` in a `[[rule]]`".to_owned(),
             };
             self.recipe.problem(origin, message, Some(help))
         });

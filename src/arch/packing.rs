@@ -6,9 +6,11 @@
 
 use std::collections::BTreeMap;
 
+use serde::Deserialize as _;
 use serde_json::{Map, Value};
 
 use super::ArchError;
+use crate::codec::trellis::{MAX_TILE, Trellis, VERSION};
 use crate::codec::{AffineBits, CodecSpec, GroupSize};
 
 /// The codec of each module.
@@ -51,7 +53,7 @@ impl Packing {
             let key = format!("quantization.{path}");
             match entry {
                 // Read below, for all modules.
-                _ if ["group_size", "bits", "mode"].contains(&path.as_str()) => continue,
+                _ if ["group_size", "bits", "mode", "states", "code", "along", "scales", "version"].contains(&path.as_str()) => continue,
                 Value::Object(entry) => modules.insert(path.clone(), Some(codec(&key, entry)?)),
                 Value::Bool(false) => modules.insert(path.clone(), None),
                 Value::Bool(true) => continue,
@@ -70,6 +72,22 @@ fn bad(key: &str, found: &Value, needed: &str) -> ArchError {
     ArchError::Value { key: key.to_owned(), found, needed: needed.to_owned() }
 }
 
+/// The trellis that an entry describes.
+fn trellis(key: &str, entry: &Map<String, Value>) -> Result<CodecSpec, ArchError> {
+    let mut own = entry.clone();
+    own.remove("mode");
+    // At the top of the object, modules' own entries follow.
+    own.retain(|_, value| !(value.is_object() || value.is_boolean()));
+    for (name, needed) in [("group_size", MAX_TILE as u64), ("version", u64::from(VERSION))] {
+        let found = own.remove(name).unwrap_or(Value::Null);
+        if found.as_u64() != Some(needed) {
+            return Err(bad(&format!("{key}.{name}"), &found, &format!("a trellis has {needed} here")));
+        }
+    }
+    let own = Value::Object(own);
+    Trellis::deserialize(&own).map(CodecSpec::Trellis).map_err(|error| bad(key, &own, &error.to_string()))
+}
+
 /// The codec that an entry names.
 fn codec(key: &str, entry: &Map<String, Value>) -> Result<CodecSpec, ArchError> {
     let mode = match entry.get("mode") {
@@ -82,8 +100,9 @@ fn codec(key: &str, entry: &Map<String, Value>) -> Result<CodecSpec, ArchError> 
         "mxfp4" => (4, 32),
         "mxfp8" => (8, 32),
         "nvfp4" => (4, 16),
+        "trellis" => return trellis(key, entry),
         other => {
-            let needed = "the known ones are `affine`, `mxfp4`, `mxfp8` and `nvfp4`";
+            let needed = "the known ones are `affine`, `mxfp4`, `mxfp8`, `nvfp4` and `trellis`";
             return Err(bad(&format!("{key}.mode"), &other.into(), needed));
         }
     };

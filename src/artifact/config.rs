@@ -6,12 +6,24 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::codec::CodecSpec;
+use crate::codec::trellis::{MAX_TILE, VERSION};
 
 /// What mlx-lm calls a codec: exactly the keys that its `to_quantized` takes.
 ///
 /// All three are always written: a missing one takes the mode's default, not the file's top level.
+///
+/// A trellis is no mode of mlx-lm's. Its entry has the codec's own parameters besides; `group_size` is the most weights
+/// of a tile.
 pub fn quantization_entry(codec: CodecSpec) -> Option<Value> {
     let (group, bits, mode) = match codec {
+        CodecSpec::Trellis(trellis) => {
+            let mut entry = serde_json::to_value(trellis).expect("numbers and names");
+            let object = entry.as_object_mut().expect("a struct");
+            object.insert("mode".to_owned(), "trellis".into());
+            object.insert("group_size".to_owned(), MAX_TILE.into());
+            object.insert("version".to_owned(), VERSION.into());
+            return Some(entry);
+        }
         CodecSpec::Affine { bits, group } => (group.get(), bits.get(), "affine"),
         CodecSpec::Mxfp4 => (32, 4, "mxfp4"),
         CodecSpec::Mxfp8 => (32, 8, "mxfp8"),

@@ -292,7 +292,8 @@ pub struct WeighedRecord {
     /// The damping that held, over the mean of the diagonal; the largest of all experts; null where every expert was
     /// rounded to nearest.
     pub damping: Option<f64>,
-    /// tr(E H Eᵀ) / tr(W H Wᵀ) of the encoder that stands in: `mlx` for `gptq`, `refit` for `gptq-refit`.
+    /// tr(E H Eᵀ) / tr(W H Wᵀ) of the encoder that stands in: `mlx` for `gptq`, `refit` for `gptq-refit`, `trellis`
+    /// for `ldlq`.
     pub nearest: f64,
     /// The same of what was stored.
     pub loss: f64,
@@ -304,6 +305,10 @@ pub struct WeighedRecord {
     pub fallbacks: u64,
     /// One row an expert; empty for other modules.
     pub experts: Vec<ExpertRecord>,
+    /// Where several columns of a trellis's tile cannot make up for each other, the expected loss over that of tiles of
+    /// one column; the largest of all experts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tile_penalty: Option<f64>,
 }
 
 /// What one expert saw.

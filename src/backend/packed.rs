@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::checkpoint::Checkpoint;
-use crate::codec::{CodecSpec, codec};
+use crate::codec::{CodecSpec, Matrix, Part, Plane, codec};
 use crate::tensor::Float;
 
 /// Bytes of one plane: part of a mapped file, or owned.
@@ -78,24 +78,43 @@ pub struct Packed {
     pub out_features: usize,
     /// K.
     pub in_features: usize,
-    /// One entry per plane of the codec, N rows each.
+    /// Where these rows are in the stored weight: what they share with other rows depends on it.
+    pub part: Part,
+    /// One entry per plane of the codec: its rows that cover these.
     pub planes: Vec<Stored>,
 }
 
 impl Packed {
-    /// Bytes of a row in each plane.
-    pub fn row_bytes(&self) -> Vec<usize> {
-        let layout = codec(self.codec).planes(self.in_features as u64, self.float);
-        let layout = layout.expect("the weight was checked against its codec when it was opened");
-        layout.iter().map(|plane| plane.row_bytes() as usize).collect()
+    /// A matrix [N, K] that is all of the stored weight.
+    pub fn whole(
+        codec: CodecSpec,
+        float: Float,
+        out_features: usize,
+        in_features: usize,
+        planes: Vec<Stored>,
+    ) -> Self {
+        let matrix = Matrix { out_features: out_features as u64, in_features: in_features as u64 };
+        Self { codec, float, out_features, in_features, part: Part { matrix, first: 0 }, planes }
+    }
+
+    /// How the planes lie.
+    pub fn layout(&self) -> Vec<Plane> {
+        let layout = codec(self.codec).planes(self.part.matrix, self.float);
+        layout.expect("the weight was checked against its codec when it was opened")
     }
 
     /// Rows `rows` alone.
     pub fn rows(&self, rows: Range<usize>) -> Packed {
-        let of_plane = |(plane, bytes): (&Stored, usize)| plane.part(rows.start * bytes..rows.end * bytes);
+        let (before, first) = (self.part.first, self.part.first + rows.start as u64);
+        let of_plane = |(stored, plane): (&Stored, Plane)| {
+            let held = plane.covering(before..before + self.out_features as u64);
+            let asked = plane.covering(first..before + rows.end as u64);
+            stored.part(plane.bytes_of(held.start..asked.start)..plane.bytes_of(held.start..asked.end))
+        };
         Packed {
             out_features: rows.len(),
-            planes: self.planes.iter().zip(self.row_bytes()).map(of_plane).collect(),
+            part: Part { first, ..self.part },
+            planes: self.planes.iter().zip(self.layout()).map(of_plane).collect(),
             ..*self
         }
     }
@@ -109,6 +128,6 @@ impl Packed {
     pub fn decode(&self, rows: Range<usize>, out: &mut [f32]) {
         let part = self.rows(rows);
         let planes: Vec<&[u8]> = part.planes.iter().map(Stored::bytes).collect();
-        codec(self.codec).decode(self.in_features, self.float, &planes, out);
+        codec(self.codec).decode(part.part, self.float, &planes, out);
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 use crate::backend::cpu::Threads;
-use crate::codec;
+use crate::codec::{self, Matrix};
 use crate::isa::Isa;
 use crate::linalg::{Factor, NotPositive, Symmetric};
 use crate::numeric::Parallel;
@@ -142,9 +142,10 @@ pub fn factor(bench: &FactorBench) -> Result<FactorReport, NotPositive> {
 fn searched(values: &[f32], h: &Symmetric, refit: bool, isa: Isa, parallel: Parallel<'_>) -> f64 {
     let codec = "affine-4g64".parse().expect("a codec's name");
     let rows = values.len() / h.n();
-    let planes = codec::codec(codec).planes(h.n() as u64, Float::Bf16).expect("whole groups");
+    let matrix = Matrix { out_features: rows as u64, in_features: h.n() as u64 };
+    let planes = codec::codec(codec).planes(matrix, Float::Bf16).expect("whole groups");
     let mut planes: Vec<Vec<u8>> =
-        planes.iter().map(|plane| vec![0; rows * plane.row_bytes() as usize]).collect();
+        planes.iter().map(|plane| vec![0; plane.bytes_of(plane.begun(0..rows as u64))]).collect();
     let mut planes: Vec<&mut [u8]> = planes.iter_mut().map(Vec::as_mut_slice).collect();
     let mut losses = vec![RowLoss::default(); rows];
     let weighted = Weighted { values, in_features: h.n(), float: Float::Bf16, hessian: h };

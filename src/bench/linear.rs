@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::memory::read_bandwidth;
 use crate::backend::cpu::{Cpu, Input};
 use crate::backend::{LinearOp, Packed, Precision, Stored};
-use crate::codec::{CodecError, CodecSpec, Plane, codec};
+use crate::codec::{CodecError, CodecSpec, Matrix, codec};
 use crate::isa::Isa;
 use crate::numeric::{bf16_from_f32, f16_from_f32};
 use crate::tensor::{Dtype, Float};
@@ -83,7 +83,7 @@ pub struct LinearReport {
 pub fn linear(bench: &LinearBench, wanted: impl Fn(CodecSpec) -> bool) -> Result<LinearReport, CodecError> {
     let codecs: Vec<CodecSpec> = CodecSpec::all().into_iter().filter(|spec| wanted(*spec)).collect();
     for spec in &codecs {
-        codec(*spec).planes(bench.in_features as u64, Float::Bf16)?;
+        codec(*spec).planes(matrix(bench.out_features, bench.in_features), Float::Bf16)?;
     }
     let bandwidth = read_bandwidth(bench.threads);
     let cpus = [Precision::Exact, Precision::Fast].map(|p| Cpu::new(bench.isa, bench.threads, p));
@@ -153,25 +153,29 @@ fn rate(
     }
 }
 
+fn matrix(n: usize, k: usize) -> Matrix {
+    Matrix { out_features: n as u64, in_features: k as u64 }
+}
+
 /// A weight of random codes and parameters below 1.
 fn weight(spec: CodecSpec, n: usize, k: usize) -> Result<Packed, CodecError> {
     let mut random = Random(1);
-    let layout = codec(spec).planes(k as u64, Float::Bf16)?;
+    let layout = codec(spec).planes(matrix(n, k), Float::Bf16)?;
     let mut planes = Vec::new();
-    for Plane { dtype, row_elements, suffix } in layout {
-        let elements = row_elements as usize * n;
-        let bytes: Vec<u8> = match dtype {
+    for plane in layout {
+        let elements = plane.bytes_of(plane.begun(0..n as u64)) / plane.dtype.bytes() as usize;
+        let bytes: Vec<u8> = match plane.dtype {
             Dtype::BF16 => (0..elements).flat_map(|_| bf16_from_f32(random.number()).to_le_bytes()).collect(),
             Dtype::F16 => (0..elements).flat_map(|_| f16_from_f32(random.number()).to_le_bytes()).collect(),
             // E8M0 and E4M3: powers of two, and small numbers.
-            _ if suffix == "scales" => (0..elements).map(|_| 0x30 + random.bits() as u8 % 16).collect(),
+            _ if plane.suffix == "scales" => (0..elements).map(|_| 0x30 + random.bits() as u8 % 16).collect(),
             // No byte is a NaN of E4M3.
             _ => (0..elements).flat_map(|_| (random.bits() as u32 & 0xbfbf_bfbf).to_le_bytes()).collect(),
         };
         let len = bytes.len();
         planes.push(Stored::Owned(Arc::new(bytes), 0..len));
     }
-    Ok(Packed { codec: spec, float: Float::Bf16, out_features: n, in_features: k, planes })
+    Ok(Packed::whole(spec, Float::Bf16, n, k, planes))
 }
 
 /// The same in memory of its own.
@@ -208,13 +212,16 @@ mod tests {
         let bench = LinearBench {
             threads: 2,
             isa: Isa::best(),
-            out_features: 48,
+            out_features: 64,
             in_features: 128,
             rows: vec![1, 9],
             time: Duration::ZERO,
         };
         let report = linear(&bench, |_| true).unwrap();
-        let paths = |spec: CodecSpec| if spec.quantizes() && spec != CodecSpec::Mxfp8 { 2 } else { 1 };
+        let paths = |spec: CodecSpec| match spec {
+            CodecSpec::Affine { .. } | CodecSpec::Mxfp4 | CodecSpec::Nvfp4 => 2,
+            _ => 1,
+        };
         let expected: usize = CodecSpec::all().into_iter().map(|spec| 2 * paths(spec)).sum();
         assert_eq!(report.rates.len(), expected);
         assert!(report.rates.iter().all(|rate| rate.gflop_per_s > 0.0 && rate.gb_per_s > 0.0));

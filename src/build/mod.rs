@@ -438,6 +438,7 @@ fn repair_words(kind: crate::quant::Repair) -> &'static str {
     match kind {
         crate::quant::Repair::ScaleUnderflow => "a scale below the format's range, written as zeros",
         crate::quant::Repair::ScaleOverflow => "a scale above the format's range, clamped",
+        crate::quant::Repair::PathSaturated => "a tile whose costs left fixed point, searched again in f32",
     }
 }
 

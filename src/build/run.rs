@@ -357,7 +357,8 @@ impl Run<'_> {
     fn write_plane(&self, module: &Module, plane: usize, row: u64, bytes: &[u8]) -> Result<(), BuildError> {
         let place = module.places[plane];
         let (path, file) = &self.outputs[place.file];
-        let offset = place.offset + row * module.planes[plane].row_bytes();
+        let layout = &module.planes[plane];
+        let offset = place.offset + layout.begun(0..row).end * layout.row_bytes();
         file.write_all_at(bytes, offset).map_err(|e| BuildError::io("write", path, e))
     }
 

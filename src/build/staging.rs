@@ -84,6 +84,9 @@ pub struct SealedModule {
     pub scale_underflow: u64,
     /// Groups whose scale was clamped.
     pub scale_overflow: u64,
+    /// Tiles that were searched again in f32.
+    #[serde(default)]
+    pub path_saturated: u64,
 }
 
 impl SealedModule {
@@ -96,6 +99,7 @@ impl SealedModule {
             energy_bits: loss.energy.to_bits(),
             scale_underflow: repairs.scale_underflow,
             scale_overflow: repairs.scale_overflow,
+            path_saturated: repairs.path_saturated,
         }
     }
 
@@ -106,7 +110,11 @@ impl SealedModule {
 
     /// What the encoder changed beyond rounding.
     pub fn repairs(&self) -> Repairs {
-        Repairs { scale_underflow: self.scale_underflow, scale_overflow: self.scale_overflow }
+        Repairs {
+            scale_underflow: self.scale_underflow,
+            scale_overflow: self.scale_overflow,
+            path_saturated: self.path_saturated,
+        }
     }
 }
 

@@ -15,8 +15,8 @@ use crate::encode::EncodeError;
 use crate::failure::Outcome;
 use crate::fold::{Prepared, values};
 use crate::plan::{Module, Plan};
-use crate::quant::gptq::{GptqOptions, GptqReport, Refusal, Weighted, solve};
-use crate::quant::{GPTQ_REFIT, QuantError, RowLoss, Rows, base, quantizer};
+use crate::quant::gptq::{self, GptqOptions, GptqReport, Refusal, Weighted};
+use crate::quant::{GPTQ_REFIT, LDLQ, QuantError, Repairs, RowLoss, Rows, base, ldlq, quantizer};
 use crate::recipe::FewTokens;
 use crate::stage::{Place, Solved};
 
@@ -24,7 +24,9 @@ use crate::stage::{Place, Solved};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Note {
     rows: usize,
-    row_bytes: Vec<usize>,
+    /// Bytes of all planes.
+    bytes: u64,
+    repairs: Repairs,
     record: WeighedRecord,
 }
 
@@ -34,13 +36,12 @@ const LOSS: usize = 16;
 /// What [`module`] kept at `path`, if it is there and whole.
 pub(super) fn recall(path: &Path) -> Option<(Arc<Solved>, WeighedRecord)> {
     let (note, file, start): (Note, _, _) = kept::open(path)?;
-    let planes: usize = note.row_bytes.iter().map(|bytes| bytes * note.rows).sum();
     let mut losses = vec![0; LOSS * note.rows];
-    std::os::unix::fs::FileExt::read_exact_at(&file, &mut losses, start + planes as u64).ok()?;
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut losses, start + note.bytes).ok()?;
     let number = |bytes: &[u8]| f64::from_le_bytes(bytes.try_into().expect("eight bytes"));
     let losses =
         losses.chunks_exact(LOSS).map(|b| RowLoss { error: number(&b[..8]), energy: number(&b[8..]) });
-    let solved = Solved::new(Place::File(file, start), note.row_bytes, losses.collect());
+    let solved = Solved::new(Place::File(file, start), losses.collect(), note.repairs);
     Some((Arc::new(solved), note.record))
 }
 
@@ -59,14 +60,14 @@ pub(super) fn module(
     let module = &plan.modules[index];
     let work = prepared.work(index);
     let matrix = values(plan, module, work)?;
-    let row_bytes: Vec<usize> = module.planes.iter().map(|plane| plane.row_bytes() as usize).collect();
+    let layout = &module.planes;
     let rows = module.rows as usize;
-    let mut all = vec![0u8; row_bytes.iter().map(|bytes| bytes * rows).sum()];
+    let mut all = vec![0u8; module.bytes() as usize];
     let mut losses = vec![RowLoss::default(); rows];
     let mut planes = Vec::new();
     let mut rest = all.as_mut_slice();
-    for bytes in &row_bytes {
-        let (plane, after) = rest.split_at_mut(bytes * rows);
+    for stored in &module.stored {
+        let (plane, after) = rest.split_at_mut(stored.bytes as usize);
         planes.push(plane);
         rest = after;
     }
@@ -88,21 +89,25 @@ pub(super) fn module(
         let columns = module.work.row_elements;
         let mut here: Vec<&mut [u8]> = planes
             .iter_mut()
-            .zip(&row_bytes)
-            .map(|(plane, bytes)| &mut plane[rows.start * bytes..rows.end * bytes])
+            .zip(layout)
+            .map(|(plane, layout)| {
+                let start = layout.bytes_of(layout.begun(0..rows.start as u64));
+                let here = layout.begun(rows.start as u64..rows.end as u64);
+                &mut plane[start..start + layout.bytes_of(here)]
+            })
             .collect();
         let values = &matrix[rows.start * columns..rows.end * columns];
         let found = search(plan, module, values, input, cpu, &mut here, &mut losses[rows.clone()]);
         let found = found.map_err(|error| refusal(plan, module, rows.start, &error))?;
         account.add(expert, tokens, few, &found);
     }
-    let record = account.finish();
+    let (record, repairs) = account.finish();
     let Some(path) = path else {
-        return Ok((Arc::new(Solved::new(Place::Memory(all), row_bytes, losses)), record));
+        return Ok((Arc::new(Solved::new(Place::Memory(all), losses, repairs)), record));
     };
     let numbers: Vec<u8> =
         losses.iter().flat_map(|loss| [loss.error, loss.energy]).flat_map(f64::to_le_bytes).collect();
-    let note = Note { rows, row_bytes, record };
+    let note = Note { rows, bytes: all.len() as u64, repairs, record };
     kept::write(path, &note, &[&all, &numbers]).map_err(super::io("write", path))?;
     drop((all, numbers));
     match recall(path) {
@@ -119,12 +124,10 @@ fn parts(module: &Module) -> Vec<Option<usize>> {
     }
 }
 
-/// What came of one matrix.
-enum Found {
-    /// The search's own account.
-    Weighed(GptqReport),
-    /// Nothing went through it.
-    Unweighed,
+/// What came of one matrix: the search's own account, if anything went through it, and what the encoder changed.
+struct Found {
+    report: Option<GptqReport>,
+    repairs: Repairs,
 }
 
 fn search(
@@ -139,10 +142,14 @@ fn search(
     let (codec, encoder) = (module.assignment.codec, module.assignment.encoder);
     let (in_features, float) = (module.work.row_elements, module.work.float);
     let base = quantizer(base(encoder)).expect("every encoder has one that stands in");
+    let parallel = |count: usize, part: &(dyn Fn(usize) + Sync)| cpu.threads.run(count, part);
     let Some(input) = input else {
         let rows = Rows { values, in_features, float, ahead: &[] };
-        base.fit(codec, rows, cpu.isa, planes, losses)?;
-        return Ok(Found::Unweighed);
+        let repairs = match encoder {
+            LDLQ => ldlq::nearest(codec, rows, cpu.isa, &parallel, planes, losses)?,
+            _ => base.fit(codec, rows, cpu.isa, planes, losses)?,
+        };
+        return Ok(Found { report: None, repairs });
     };
     let choice = plan.recipe.gptq;
     let options = GptqOptions {
@@ -152,8 +159,14 @@ fn search(
         damping: choice.damping,
     };
     let weighted = Weighted { values, in_features, float, hessian: &input.hessian };
-    let parallel = |count: usize, part: &(dyn Fn(usize) + Sync)| cpu.threads.run(count, part);
-    solve(codec, weighted, base, &options, cpu.isa, &parallel, planes, losses).map(Found::Weighed)
+    let (report, repairs) = match encoder {
+        LDLQ => ldlq::solve(codec, weighted, &options, cpu.isa, &parallel, planes, losses)?,
+        _ => {
+            let report = gptq::solve(codec, weighted, base, &options, cpu.isa, &parallel, planes, losses)?;
+            (report, Repairs::default())
+        }
+    };
+    Ok(Found { report: Some(report), repairs })
 }
 
 /// A refusal's kind, as provenance spells it.
@@ -172,6 +185,7 @@ struct Account {
     nearest: f64,
     loss: f64,
     energy: f64,
+    repairs: Repairs,
 }
 
 impl Account {
@@ -186,8 +200,9 @@ impl Account {
             refused: BTreeMap::new(),
             fallbacks: 0,
             experts: Vec::new(),
+            tile_penalty: None,
         };
-        Self { record, nearest: 0.0, loss: 0.0, energy: 0.0 }
+        Self { record, nearest: 0.0, loss: 0.0, energy: 0.0, repairs: Repairs::default() }
     }
 
     fn add(&mut self, expert: Option<usize>, tokens: u64, few: bool, found: &Found) {
@@ -195,12 +210,15 @@ impl Account {
         if expert.is_some() {
             self.record.experts.push(ExpertRecord { tokens, few });
         }
-        let Found::Weighed(report) = found else {
+        self.repairs += found.repairs;
+        let Some(report) = &found.report else {
             self.record.fallbacks += 1;
             return;
         };
         let record = &mut self.record;
         record.dead += report.dead_columns;
+        let most = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::max);
+        record.tile_penalty = most(record.tile_penalty, report.penalty);
         match report.damping {
             Some(damping) => record.damping = Some(record.damping.map_or(damping, |d| d.max(damping))),
             None => record.fallbacks += 1,
@@ -213,11 +231,11 @@ impl Account {
         self.energy += report.energy;
     }
 
-    fn finish(mut self) -> WeighedRecord {
+    fn finish(mut self) -> (WeighedRecord, Repairs) {
         let share = |loss: f64, energy: f64| if energy > 0.0 { loss / energy } else { 0.0 };
         self.record.nearest = share(self.nearest, self.energy);
         self.record.loss = share(self.loss, self.energy);
-        self.record
+        (self.record, self.repairs)
     }
 }
 

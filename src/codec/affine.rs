@@ -6,7 +6,7 @@
 //! A scale may be negative or zero; any finite pair is legal.
 //! Source: MLX 0.32.4, `mlx/ops.cpp` and `mlx/backend/cpu/quantized.cpp`.
 
-use super::{AffineBits, Codec, CodecError, CodecSpec, GroupSize, Plane, check_group};
+use super::{AffineBits, Codec, CodecError, CodecSpec, GroupSize, Matrix, Part, Plane, check_group};
 use crate::isa::Isa;
 use crate::numeric::lanes::{Kernel, LANES, Lanes, dispatch, round_to};
 use crate::numeric::{bf16_from_f32, bf16_to_f32, f16_from_f32, f16_to_f32};
@@ -60,18 +60,19 @@ impl Codec for Affine {
         CodecSpec::Affine { bits: self.bits, group: self.group }
     }
 
-    fn planes(&self, in_features: u64, float: Float) -> Result<Vec<Plane>, CodecError> {
+    fn planes(&self, matrix: Matrix, float: Float) -> Result<Vec<Plane>, CodecError> {
+        let in_features = matrix.in_features;
         let groups = in_features / check_group(self.spec(), in_features)?;
         // A group is at least 32 codes, so this division is exact.
         let words = in_features * u64::from(self.bits.get()) / 32;
         Ok(vec![
-            Plane { suffix: "weight", dtype: Dtype::U32, row_elements: words },
-            Plane { suffix: "scales", dtype: float.dtype(), row_elements: groups },
-            Plane { suffix: "biases", dtype: float.dtype(), row_elements: groups },
+            Plane::of_rows("weight", Dtype::U32, words),
+            Plane::of_rows("scales", float.dtype(), groups),
+            Plane::of_rows("biases", float.dtype(), groups),
         ])
     }
 
-    fn decode(&self, _in_features: usize, float: Float, planes: &[&[u8]], out: &mut [f32]) {
+    fn decode(&self, _part: Part, float: Float, planes: &[&[u8]], out: &mut [f32]) {
         self.decode_rounding(float, Float::F32, planes, out);
     }
 }

@@ -3,7 +3,7 @@
 //! w[n, k] = stored[n, k]                                                                  w: [N, K]
 //! One plane, `weight` [N, K]: in the model's float type for `keep`, else in the codec's own.
 
-use super::{Codec, CodecError, CodecSpec, Plane};
+use super::{Codec, CodecError, CodecSpec, Matrix, Part, Plane};
 use crate::isa::Isa;
 use crate::numeric::widen;
 use crate::tensor::Float;
@@ -43,11 +43,11 @@ impl Codec for Storage {
         }
     }
 
-    fn planes(&self, in_features: u64, float: Float) -> Result<Vec<Plane>, CodecError> {
-        Ok(vec![Plane { suffix: "weight", dtype: self.float(float).dtype(), row_elements: in_features }])
+    fn planes(&self, matrix: Matrix, float: Float) -> Result<Vec<Plane>, CodecError> {
+        Ok(vec![Plane::of_rows("weight", self.float(float).dtype(), matrix.in_features)])
     }
 
-    fn decode(&self, _in_features: usize, float: Float, planes: &[&[u8]], out: &mut [f32]) {
+    fn decode(&self, _part: Part, float: Float, planes: &[&[u8]], out: &mut [f32]) {
         let &[weight] = planes else { panic!("float storage has one plane, got {}", planes.len()) };
         // The instance does not matter to the result, so the fastest will do.
         widen(self.float(float), weight, out, Isa::best());

@@ -13,12 +13,15 @@ pub mod mxfp;
 pub mod trellis;
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use trellis::Trellis;
+
 use crate::failure::{Exit, Failure};
-use crate::tensor::{Dtype, Float};
+use crate::tensor::{Dtype, Float, Shape};
 
 /// Code width of the affine codec, in bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -96,6 +99,8 @@ pub enum CodecSpec {
         /// Weights per scale.
         group: GroupSize,
     },
+    /// Windows of a ring of bits, a function of each window (`docs/formats/trellis.md`).
+    Trellis(Trellis),
     /// E2M1 elements, one E8M0 scale per 32.
     Mxfp4,
     /// E4M3 elements, one E8M0 scale per 32.
@@ -122,6 +127,7 @@ impl CodecSpec {
     pub fn code_bits(self) -> Option<u32> {
         match self {
             CodecSpec::Affine { bits, .. } => Some(bits.get()),
+            CodecSpec::Trellis(trellis) => Some(trellis.bits()),
             CodecSpec::Mxfp4 | CodecSpec::Nvfp4 => Some(4),
             CodecSpec::Mxfp8 => Some(8),
             CodecSpec::Bf16 | CodecSpec::F16 => Some(16),
@@ -130,24 +136,35 @@ impl CodecSpec {
         }
     }
 
-    /// Weights that share a scale; `None` for float storage.
+    /// Consecutive weights of a row that share a scale; `None` where that is not how scales lie.
     pub fn group(self) -> Option<u32> {
         match self {
             CodecSpec::Affine { group, .. } => Some(group.get()),
             CodecSpec::Mxfp4 | CodecSpec::Mxfp8 => Some(32),
             CodecSpec::Nvfp4 => Some(16),
-            CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 | CodecSpec::F32 => None,
+            CodecSpec::Trellis(_) | CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 | CodecSpec::F32 => None,
         }
+    }
+
+    /// Whether it can hold a weight of such matrices.
+    ///
+    /// # Errors
+    /// [`CodecError`] with the dimension that does not fit.
+    pub fn fits(self, matrix: Matrix) -> Result<(), CodecError> {
+        codec(self).planes(matrix, Float::Bf16).map(drop)
     }
 }
 
 impl CodecSpec {
-    /// Every codec with every choice of its parameters, in the order documents list them.
+    /// Every codec with every choice of its parameters, in the order documents list them; the trellis with every number
+    /// of bits, and else its defaults.
     pub fn all() -> Vec<CodecSpec> {
         let affine = AffineBits::ALL
             .into_iter()
             .flat_map(|bits| GroupSize::ALL.into_iter().map(move |group| CodecSpec::Affine { bits, group }));
+        let trellis = trellis::BITS.map(|bits| CodecSpec::Trellis(Trellis::of(bits).expect("a number of bits")));
         affine
+            .chain(trellis)
             .chain([CodecSpec::Mxfp4, CodecSpec::Mxfp8, CodecSpec::Nvfp4])
             .chain([CodecSpec::Keep, CodecSpec::Bf16, CodecSpec::F16, CodecSpec::F32])
             .collect()
@@ -159,6 +176,7 @@ impl fmt::Display for CodecSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CodecSpec::Affine { bits, group } => write!(f, "affine-{}g{}", bits.get(), group.get()),
+            CodecSpec::Trellis(trellis) => trellis.fmt(f),
             CodecSpec::Mxfp4 => f.write_str("mxfp4"),
             CodecSpec::Mxfp8 => f.write_str("mxfp8"),
             CodecSpec::Nvfp4 => f.write_str("nvfp4"),
@@ -180,26 +198,102 @@ impl FromStr for CodecSpec {
 
     /// The inverse of [`fmt::Display`].
     fn from_str(text: &str) -> Result<Self, BadCodec> {
+        if let Ok(trellis) = text.parse() {
+            return Ok(CodecSpec::Trellis(trellis));
+        }
         let known = CodecSpec::all().into_iter().find(|codec| codec.to_string() == text);
         known.ok_or_else(|| BadCodec(text.chars().take(60).collect()))
     }
 }
 
+/// The shape of a weight, or of each of the matrices that one is stacked of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Matrix {
+    /// N.
+    pub out_features: u64,
+    /// K.
+    pub in_features: u64,
+}
+
+impl Matrix {
+    /// The matrix of this shape, or each of those stacked in it; a vector is one row.
+    pub fn of(shape: &Shape) -> Self {
+        let out_features = match shape.0.as_slice() {
+            [.., out_features, _] => *out_features,
+            _ => 1,
+        };
+        Self { out_features, in_features: shape.last() }
+    }
+}
+
 /// One plane of a stored weight.
+///
+/// Most have a row for each row of the weight. Rows that are encoded together share one, and what belongs to the
+/// inputs is stored once for a matrix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plane {
     /// What follows the module path: `weight`, `scales`, `biases`.
     pub suffix: &'static str,
     /// Element type of the stored tensor.
     pub dtype: Dtype,
-    /// Elements in a row: the stored tensor's last dimension.
-    pub row_elements: u64,
+    /// Rows of the weight that share a row of the plane; divides the rows of each matrix.
+    pub height: u64,
+    /// Whether the stored tensor has a dimension for rows of the plane: one that is stored once for a matrix has not.
+    numbered: bool,
+    /// Dimensions of a row of the plane: the stored tensor's last ones.
+    row: Vec<u64>,
 }
 
 impl Plane {
-    /// Bytes in a row.
+    /// A row of so many elements for each row of the weight.
+    pub fn of_rows(suffix: &'static str, dtype: Dtype, row_elements: u64) -> Self {
+        Self { suffix, dtype, height: 1, numbered: true, row: vec![row_elements] }
+    }
+
+    /// A row of these dimensions for every `height` rows of the weight; of one element if there are none.
+    pub fn of_tiles(suffix: &'static str, dtype: Dtype, height: u64, row: &[u64]) -> Self {
+        Self { suffix, dtype, height, numbered: true, row: row.to_vec() }
+    }
+
+    /// So many elements for a matrix of `out_features` rows.
+    pub fn of_matrix(suffix: &'static str, dtype: Dtype, out_features: u64, elements: u64) -> Self {
+        Self { suffix, dtype, height: out_features, numbered: false, row: vec![elements] }
+    }
+
+    /// Elements in a row of the plane.
+    pub fn row_elements(&self) -> u64 {
+        self.row.iter().product()
+    }
+
+    /// Bytes in a row of the plane.
     pub fn row_bytes(&self) -> u64 {
-        self.row_elements * self.dtype.bytes()
+        self.row_elements() * self.dtype.bytes()
+    }
+
+    /// The plane's rows that begin with a row of the weight in `rows`: what is written with these. The ranges of
+    /// neighbours do not meet.
+    pub fn begun(&self, rows: Range<u64>) -> Range<u64> {
+        rows.start.div_ceil(self.height)..rows.end.div_ceil(self.height)
+    }
+
+    /// The plane's rows that `rows` of the weight are decoded from.
+    pub fn covering(&self, rows: Range<u64>) -> Range<u64> {
+        rows.start / self.height..rows.end.div_ceil(self.height)
+    }
+
+    /// Bytes of some of the plane's rows.
+    pub fn bytes_of(&self, rows: Range<u64>) -> usize {
+        ((rows.end - rows.start) * self.row_bytes()) as usize
+    }
+
+    /// Dimensions of the stored tensor, of a weight with these.
+    ///
+    /// # Panics
+    /// If the weight has fewer than two.
+    pub fn shape(&self, weight: &Shape) -> Shape {
+        let [leading @ .., out_features, _] = weight.0.as_slice() else { panic!("{weight} is no matrix") };
+        let rows = self.numbered.then_some(out_features / self.height);
+        Shape(leading.iter().copied().chain(rows).chain(self.row.iter().copied()).collect())
     }
 }
 
@@ -216,6 +310,16 @@ pub enum CodecError {
         /// The weight's last dimension.
         in_features: u64,
     },
+    /// Tiles never cross a matrix.
+    #[error("{codec} needs {axis} to be a multiple of 32, but it is {width}")]
+    NoTile {
+        /// The codec asked for.
+        codec: CodecSpec,
+        /// Along which tiles lie.
+        axis: &'static str,
+        /// The weight's dimension.
+        width: u64,
+    },
 }
 
 impl Failure for CodecError {
@@ -229,24 +333,34 @@ pub trait Codec: Send + Sync {
     /// The name and parameters.
     fn spec(&self) -> CodecSpec;
 
-    /// The planes of a weight with `in_features` columns whose parameters are stored as `float`.
+    /// The planes of a weight whose matrices have this shape and whose parameters are stored as `float`.
     ///
     /// # Errors
-    /// [`CodecError::GroupDoesNotDivide`].
-    fn planes(&self, in_features: u64, float: Float) -> Result<Vec<Plane>, CodecError>;
+    /// [`CodecError`].
+    fn planes(&self, matrix: Matrix, float: Float) -> Result<Vec<Plane>, CodecError>;
 
     /// What the bytes mean: `out[r, k]` for whole rows, in f32.
     ///
-    /// `planes[p]` holds the rows of plane `p` as [`Codec::planes`] lays them out; `out` holds
-    /// rows × in_features values. Parameters are widened to f32; products and sums round once each,
-    /// in f32, without fused multiply-add.
-    fn decode(&self, in_features: usize, float: Float, planes: &[&[u8]], out: &mut [f32]);
+    /// `planes[p]` holds the rows of plane `p` that cover the part's ([`Plane::covering`]), as [`Codec::planes`] lays
+    /// them out; `out` holds rows × in_features values. Parameters are widened to f32; products and sums round once
+    /// each, in f32, without fused multiply-add.
+    fn decode(&self, part: Part, float: Float, planes: &[&[u8]], out: &mut [f32]);
+}
+
+/// Some rows of a weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// Of each matrix.
+    pub matrix: Matrix,
+    /// The first row, counted over all matrices.
+    pub first: u64,
 }
 
 /// The codec that `spec` names.
 pub fn codec(spec: CodecSpec) -> Box<dyn Codec> {
     match spec {
         CodecSpec::Affine { bits, group } => Box::new(affine::Affine { bits, group }),
+        CodecSpec::Trellis(trellis) => Box::new(trellis),
         CodecSpec::Mxfp4 => Box::new(mxfp::Mxfp::Mxfp4),
         CodecSpec::Mxfp8 => Box::new(mxfp::Mxfp::Mxfp8),
         CodecSpec::Nvfp4 => Box::new(mxfp::Mxfp::Nvfp4),
@@ -259,9 +373,9 @@ pub fn codec(spec: CodecSpec) -> Box<dyn Codec> {
 
 /// What MLX's `dequantize` gives: [`Codec::decode`] with every step rounded to `float`.
 ///
-/// affine: `w = float(float(code · scale) + bias)`; mxfp4, mxfp8, nvfp4: `w = float(value(code) ·
+/// affine: `w = float(float(code · scale) + bias)`; trellis, which MLX does not know: unrounded; mxfp4, mxfp8, nvfp4: `w = float(value(code) ·
 /// float(scale))`; float storage: as stored. `out` holds rows × in_features values.
-pub fn dequantize(spec: CodecSpec, in_features: usize, float: Float, planes: &[&[u8]], out: &mut [f32]) {
+pub fn dequantize(spec: CodecSpec, part: Part, float: Float, planes: &[&[u8]], out: &mut [f32]) {
     match spec {
         CodecSpec::Affine { bits, group } => {
             affine::Affine { bits, group }.decode_rounding(float, float, planes, out);
@@ -269,8 +383,8 @@ pub fn dequantize(spec: CodecSpec, in_features: usize, float: Float, planes: &[&
         CodecSpec::Mxfp4 => mxfp::Mxfp::Mxfp4.decode_rounding(float, planes, out),
         CodecSpec::Mxfp8 => mxfp::Mxfp::Mxfp8.decode_rounding(float, planes, out),
         CodecSpec::Nvfp4 => mxfp::Mxfp::Nvfp4.decode_rounding(float, planes, out),
-        CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 | CodecSpec::F32 => {
-            codec(spec).decode(in_features, float, planes, out);
+        CodecSpec::Trellis(_) | CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 | CodecSpec::F32 => {
+            codec(spec).decode(part, float, planes, out);
         }
     }
 }

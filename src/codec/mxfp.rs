@@ -13,7 +13,7 @@
 //! Sources: OCP Microscaling Formats 1.0; MLX 0.32.4, `mlx/backend/cpu/quantized.cpp`.
 
 use super::affine::unpack;
-use super::{Codec, CodecError, CodecSpec, Plane, check_group};
+use super::{Codec, CodecError, CodecSpec, Matrix, Part, Plane, check_group};
 use crate::isa::Isa;
 use crate::numeric::lanes::{Kernel, LANES, Lanes, dispatch, round_to};
 use crate::numeric::{self, E2M1, e4m3_to_f32, e8m0_to_f32};
@@ -73,16 +73,17 @@ impl Codec for Mxfp {
         }
     }
 
-    fn planes(&self, in_features: u64, _float: Float) -> Result<Vec<Plane>, CodecError> {
+    fn planes(&self, matrix: Matrix, _float: Float) -> Result<Vec<Plane>, CodecError> {
+        let in_features = matrix.in_features;
         let groups = in_features / check_group(self.spec(), in_features)?;
         let words = in_features * self.bits() as u64 / 32;
         Ok(vec![
-            Plane { suffix: "weight", dtype: Dtype::U32, row_elements: words },
-            Plane { suffix: "scales", dtype: Dtype::U8, row_elements: groups },
+            Plane::of_rows("weight", Dtype::U32, words),
+            Plane::of_rows("scales", Dtype::U8, groups),
         ])
     }
 
-    fn decode(&self, _in_features: usize, _float: Float, planes: &[&[u8]], out: &mut [f32]) {
+    fn decode(&self, _part: Part, _float: Float, planes: &[&[u8]], out: &mut [f32]) {
         self.decode_rounding(Float::F32, planes, out);
     }
 }

@@ -116,17 +116,18 @@ impl Planned {
         rows: Range<u64>,
     ) -> Result<Vec<Arc<Vec<u8>>>, EncodeError> {
         let work = self.prepared.work(index);
-        let row_bytes: Vec<usize> = work.planes().iter().map(|plane| plane.row_bytes() as usize).collect();
-        let count = (rows.end - rows.start) as usize;
-        let mut planes: Vec<Vec<u8>> = row_bytes.iter().map(|bytes| self.buffer(bytes * count)).collect();
+        let layout = work.planes();
+        let bytes = |rows: &Range<u64>| {
+            layout.iter().map(move |plane| plane.bytes_of(plane.begun(rows.clone()))).collect::<Vec<usize>>()
+        };
+        let mut planes: Vec<Vec<u8>> = bytes(&rows).into_iter().map(|bytes| self.buffer(bytes)).collect();
         // Panels are what may be encoded alone; rows that begin or end inside one are of modules made row by row.
         let cuts = module.panels.iter().map(|panel| panel.start.max(rows.start)..panel.end.min(rows.end));
         let mut parts = Vec::new();
         let mut rest: Vec<&mut [u8]> = planes.iter_mut().map(Vec::as_mut_slice).collect();
         for part in cuts.filter(|part| part.start < part.end) {
-            let len = (part.end - part.start) as usize;
-            let here = rest.iter_mut().zip(&row_bytes);
-            let here = here.map(|(rest, bytes)| rest.split_off_mut(..len * bytes).expect("counted above"));
+            let here = rest.iter_mut().zip(bytes(&part));
+            let here = here.map(|(rest, bytes)| rest.split_off_mut(..bytes).expect("counted above"));
             parts.push((part, here.collect::<Vec<&mut [u8]>>()));
         }
         parts.reverse();
@@ -179,13 +180,20 @@ impl Store for Planned {
         self.plan.files[entry.file].name.clone().into()
     }
 
-    fn rows(&self, entry: &TensorEntry, rows: Range<u64>) -> Result<Stored, RuntimeError> {
+    fn rows(&self, entry: &TensorEntry, rows: Range<u64>, of: u64) -> Result<Stored, RuntimeError> {
         let (index, plane) = self.of[self.by_name[&entry.name]];
         let module = &self.plan.modules[index];
-        // Floats in their own basis are cut after the first axis, and asked for by rows of the last.
-        let each = entry.shape.rows() / module.rows;
         let asked = rows;
-        let rows = asked.start / each..asked.end.div_ceil(each);
+        let tall = module.planes.iter().any(|plane| plane.height > 1);
+        // Rows that are encoded together are made together, all of them.
+        let (rows, first) = if tall {
+            (0..module.rows, 0)
+        } else {
+            // Floats in their own basis are cut after the first axis, and asked for by rows of the last.
+            let each = of / module.rows;
+            let rows = asked.start / each..asked.end.div_ceil(each);
+            (rows.clone(), rows.start * each)
+        };
         let mut last = self.last.lock().expect(HELD);
         if !last.as_ref().is_some_and(|made| made.module == index && made.rows == rows) {
             *last = None;
@@ -196,8 +204,8 @@ impl Store for Planned {
             *last = Some(Made { module: index, rows: rows.clone(), planes });
         }
         let bytes = last.as_ref().expect("made just now").planes[plane].clone();
-        let row = entry.bytes() / entry.shape.rows();
-        let part = |row_number: u64| ((row_number - rows.start * each) * row) as usize;
+        let row = entry.bytes() / of;
+        let part = |row_number: u64| ((row_number - first) * row) as usize;
         Ok(Stored::Owned(bytes, part(asked.start)..part(asked.end)))
     }
 

@@ -79,6 +79,14 @@ impl Symmetric {
         self.values[panels::row(self.n, i.max(j)).0 + i.min(j)]
     }
 
+    /// H[i, i] ← H[i, i] + more(i)
+    pub fn add_to_diagonal(&mut self, more: impl Fn(usize) -> f32) {
+        for i in 0..self.n {
+            let at = panels::row(self.n, i).0 + i;
+            self.values[at] += more(i);
+        }
+    }
+
     /// H[i, i] of each i.
     pub fn diagonal(&self) -> Vec<f32> {
         (0..self.n).map(|i| self.get(i, i)).collect()

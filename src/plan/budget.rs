@@ -19,7 +19,7 @@ use crate::arch::{Config, Role};
 use crate::artifact::layout::{ModuleTensors, lay_out};
 use crate::artifact::provenance::{AllocationRecord, ControlRecord};
 use crate::checkpoint::Checkpoint;
-use crate::codec::{AffineBits, CodecSpec, GroupSize};
+use crate::codec::{AffineBits, CodecSpec, GroupSize, Matrix};
 use crate::digest::Digest;
 use crate::failure::{Outcome, Problems};
 use crate::recipe::{Budget, BudgetMethod, Origin, Recipe, RecipeError};
@@ -189,6 +189,7 @@ fn table(given: &Given<'_>, modules: &[Module], path: &Path, bytes: &[u8]) -> Re
 fn candidates(recipe: &Recipe, budget: &Budget) -> Vec<CodecSpec> {
     let mut candidates = budget.candidates.clone().unwrap_or_else(|| {
         let group = match recipe.default.codec {
+            CodecSpec::Trellis(own) => return own.of_every_width(),
             CodecSpec::Affine { group, .. } => group,
             _ => GroupSize::try_from(GROUP).expect("64 is a size"),
         };
@@ -264,9 +265,8 @@ fn instance(
                 let source = source.strip_suffix(".weight").unwrap_or(source);
                 let (least, most) = Rules { recipe }.bounds(&module.output, source);
                 let bits = codec.code_bits().expect("`keep` is no candidate");
-                let whole = |group| module.output.shape.last().is_multiple_of(u64::from(group));
                 let cost = table.modules[&module.output.rule_path()].get(codec);
-                let allowed = (least..=most).contains(&bits) && codec.group().is_none_or(whole);
+                let allowed = (least..=most).contains(&bits) && codec.fits(Matrix::of(&module.output.shape)).is_ok();
                 let Some(cost) = cost.filter(|_| allowed) else { return false };
                 way.bytes += module.stored_as(*codec, recipe, BUDGET, to).bytes();
                 way.cost += cost.nats;

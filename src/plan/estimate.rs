@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::{CalibratedFrom, Module, Plan, STRIP_ELEMENTS};
-use crate::codec::{self, CodecSpec};
+use crate::codec::{self, CodecSpec, Matrix};
 use crate::digest::Hasher;
 use crate::isa::Isa;
 use crate::numeric::dot::{Strided, multiply};
@@ -81,15 +81,16 @@ fn operations_per_second(isa: Isa) -> f64 {
 fn weights_per_second(codec: CodecSpec, encoder: &'static str, plan: &Plan) -> f64 {
     const ROW: usize = 512;
     let rows = STRIP_ELEMENTS / ROW;
+    let matrix = Matrix { out_features: rows as u64, in_features: ROW as u64 };
     // A sawtooth: no group is constant, and no two neighbours are equal.
     let values: Vec<f32> = (0..STRIP_ELEMENTS).map(|i| ((i * 37) % 101) as f32 / 101.0 - 0.5).collect();
     let (Some(quantizer), Ok(planes)) =
-        (quantizer(encoder), codec::codec(codec).planes(ROW as u64, Float::Bf16))
+        (quantizer(encoder), codec::codec(codec).planes(matrix, Float::Bf16))
     else {
         return f64::INFINITY;
     };
     let mut buffers: Vec<Vec<u8>> =
-        planes.iter().map(|plane| vec![0; rows * plane.row_bytes() as usize]).collect();
+        planes.iter().map(|plane| vec![0; plane.bytes_of(plane.begun(0..rows as u64))]).collect();
     let mut losses = vec![RowLoss::default(); rows];
     let rate = rate(|| {
         let mut slices: Vec<&mut [u8]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();

@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use super::{FoldPlan, Limits, Module, Note, NoteKind, PlanError, STRIP_ELEMENTS};
 use crate::arch::{DecoderConfig, Role, Stand};
 use crate::checkpoint::Checkpoint;
-use crate::codec::Plane;
 use crate::linalg::Symmetric;
 use crate::quant::{Grain, RowLoss, weighs};
 use crate::recipe::{Activations, Calibration, RotationKind, Transforms};
@@ -180,7 +179,7 @@ fn in_layers(modules: &[Module]) -> impl Iterator<Item = (&str, u64)> {
 fn worker_bytes(module: &Module, pipeline: &Pipeline) -> u64 {
     let rows = module.panels.iter().map(|panel| panel.end - panel.start).max().unwrap_or(0);
     let row = module.work.row_elements as u64;
-    let planes: u64 = module.planes.iter().map(Plane::row_bytes).sum();
+    let planes: u64 = module.planes.iter().map(|plane| plane.bytes_of(plane.begun(0..rows)) as u64).sum();
     let losses = rows * size_of::<RowLoss>() as u64;
     if module.work.verbatim() {
         // Copied from the map to the file; only the finite check widens a strip.
@@ -200,5 +199,5 @@ fn worker_bytes(module: &Module, pipeline: &Pipeline) -> u64 {
         (_, Some(Grain::Rows)) => 4 * 16 * row,
         (_, Some(_)) => 4 * 64 * (at_once / row).max(row),
     };
-    rows * planes + losses + 4 * strip + cast + scratch
+    planes + losses + 4 * strip + cast + scratch
 }

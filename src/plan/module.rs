@@ -7,7 +7,7 @@ use crate::alloc::{Allocator, Assignment, Candidate, Rules, encoder};
 use crate::arch::{Fate, Folder, Model, Output, Role};
 use crate::artifact::layout::{Place, StoredTensor};
 use crate::checkpoint::Checkpoint;
-use crate::codec::{CodecSpec, Plane};
+use crate::codec::{CodecSpec, Matrix, Plane};
 use crate::failure::Problems;
 use crate::quant::{CAST, Grain, weighs};
 use crate::recipe::{Choice, Recipe, RecipeError};
@@ -75,6 +75,10 @@ impl Module {
         let work = ModuleWork {
             stored,
             row_elements: usize::try_from(row_elements).expect("a mapped row fits in memory"),
+            matrix_rows: match output.shape.0.as_slice() {
+                [.., rows, _] if codec.quantizes() => *rows,
+                _ => rows,
+            },
             // A fold goes on in f32: rounding its input first would be an error of its own.
             // So would it be for a search that weighs errors; only MLX's own bytes call for it.
             cast: (codec.quantizes()
@@ -94,10 +98,10 @@ impl Module {
             name: output.stored_name(plane.suffix),
             dtype: plane.dtype,
             shape: match codec.quantizes() {
-                true => output.shape.with_last(plane.row_elements),
+                true => plane.shape(&output.shape),
                 false => output.shape.clone(),
             },
-            bytes: rows * plane.row_bytes(),
+            bytes: plane.bytes_of(plane.begun(0..rows)) as u64,
         });
         let stored = tensors.collect();
         Self {
@@ -225,7 +229,7 @@ pub(super) fn assign(
         if let Rounding::Trial(codec, encoder) = to.rounding
             && output.role.in_trunk()
             && assignment.codec.quantizes()
-            && output.shape.last().is_multiple_of(codec.group().map_or(1, u64::from))
+            && codec.fits(Matrix::of(&output.shape)).is_ok()
         {
             (assignment.codec, assignment.encoder) = (codec, encoder);
         }

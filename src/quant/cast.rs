@@ -21,7 +21,7 @@ impl Quantizer for Cast {
         storage(codec).is_some()
     }
 
-    fn grain(&self) -> Grain {
+    fn grain(&self, _matrix_rows: u64) -> Grain {
         Grain::Rows
     }
 

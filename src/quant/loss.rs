@@ -7,7 +7,7 @@
 //! [`mend_out_of_range`].
 
 use super::{RowLoss, Rows};
-use crate::codec::{self, CodecSpec};
+use crate::codec::{self, CodecSpec, Matrix, Part};
 use crate::isa::Isa;
 use crate::numeric::lanes::{Kernel, LANES, Lanes, dispatch};
 
@@ -123,10 +123,7 @@ impl Kernel for OfDecoded<'_> {
     }
 }
 
-/// Sums rows of extreme energy again, with the squares in f64.
-///
-/// Squares of f32 weights overflow from 1.8e19 and vanish below 2e-23; a row between 1e-24 and 1e36 in
-/// energy has lost nothing of note to either.
+/// [`mend`] for rows that are decoded from planes with a row for each.
 pub(super) fn mend_out_of_range(
     spec: CodecSpec,
     rows: Rows<'_>,
@@ -134,6 +131,25 @@ pub(super) fn mend_out_of_range(
     losses: &mut [RowLoss],
 ) {
     let count = losses.len();
+    let matrix = Matrix { out_features: count as u64, in_features: rows.in_features as u64 };
+    mend(rows, losses, &|r, decoded| {
+        let row_of_each_plane: Vec<&[u8]> = planes
+            .iter()
+            .map(|plane| {
+                let row_bytes = plane.len() / count;
+                &plane[r * row_bytes..][..row_bytes]
+            })
+            .collect();
+        let part = Part { matrix, first: r as u64 };
+        codec::codec(spec).decode(part, rows.float, &row_of_each_plane, decoded);
+    });
+}
+
+/// Sums rows of extreme energy again, with the squares in f64; `decode` gives what a row decodes to.
+///
+/// Squares of f32 weights overflow from 1.8e19 and vanish below 2e-23; a row between 1e-24 and 1e36 in
+/// energy has lost nothing of note to either.
+pub(super) fn mend(rows: Rows<'_>, losses: &mut [RowLoss], decode: &dyn Fn(usize, &mut [f32])) {
     for (r, loss) in losses.iter_mut().enumerate() {
         if (1e-24..=1e36).contains(&loss.energy) && loss.error.is_finite() {
             continue;
@@ -142,15 +158,8 @@ pub(super) fn mend_out_of_range(
         if weights.iter().all(|weight| *weight == 0.0) {
             continue;
         }
-        let row_of_each_plane: Vec<&[u8]> = planes
-            .iter()
-            .map(|plane| {
-                let row_bytes = plane.len() / count;
-                &plane[r * row_bytes..][..row_bytes]
-            })
-            .collect();
         let mut decoded = vec![0.0; rows.in_features];
-        codec::codec(spec).decode(rows.in_features, rows.float, &row_of_each_plane, &mut decoded);
+        decode(r, &mut decoded);
         *loss = RowLoss::default();
         for (weight, decoded) in weights.iter().zip(&decoded) {
             loss.error += (f64::from(*weight) - f64::from(*decoded)).powi(2);

@@ -23,10 +23,10 @@ impl Quantizer for Mlx {
     }
 
     fn accepts(&self, codec: CodecSpec) -> bool {
-        codec.quantizes()
+        codec.quantizes() && !matches!(codec, CodecSpec::Trellis(_))
     }
 
-    fn grain(&self) -> Grain {
+    fn grain(&self, _matrix_rows: u64) -> Grain {
         Grain::Rows
     }
 
@@ -49,7 +49,7 @@ impl Quantizer for Mlx {
             CodecSpec::Mxfp4 => dispatch(isa, mxfp::Encode { codec: Mxfp::Mxfp4, rows, planes, losses }),
             CodecSpec::Mxfp8 => dispatch(isa, mxfp::Encode { codec: Mxfp::Mxfp8, rows, planes, losses }),
             CodecSpec::Nvfp4 => dispatch(isa, mxfp::Encode { codec: Mxfp::Nvfp4, rows, planes, losses }),
-            CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 | CodecSpec::F32 => {
+            CodecSpec::Trellis(_) | CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 | CodecSpec::F32 => {
                 panic!("`mlx` does not accept {codec}: ask `accepts` first")
             }
         };

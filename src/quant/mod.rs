@@ -6,6 +6,7 @@
 mod affine;
 mod cast;
 pub mod gptq;
+pub mod ldlq;
 mod loss;
 mod mlx;
 mod mxfp;
@@ -14,13 +15,15 @@ pub mod trellis;
 
 use std::ops::AddAssign;
 
-use crate::codec::{self, CodecSpec};
+use serde::{Deserialize, Serialize};
+
+use crate::codec::{self, CodecSpec, Matrix};
 use crate::failure::{Exit, Failure};
 use crate::isa::Isa;
 use crate::tensor::Float;
 
 /// The encoders a recipe may name, in the order documents list them; the first is the default.
-pub const ENCODERS: &[&str] = &["mlx", "refit", GPTQ, GPTQ_REFIT];
+pub const ENCODERS: &[&str] = &["mlx", "refit", GPTQ, GPTQ_REFIT, TRELLIS, LDLQ];
 
 /// Rounding with error feedback under the second moment of a layer's inputs.
 pub const GPTQ: &str = "gptq";
@@ -28,23 +31,30 @@ pub const GPTQ: &str = "gptq";
 /// The same with searched parameters, refined afterwards.
 pub const GPTQ_REFIT: &str = "gptq-refit";
 
+/// Tiles of a trellis, each by itself.
+pub const TRELLIS: &str = "trellis";
+
+/// Tiles of a trellis with error feedback under the second moment of a layer's inputs.
+pub const LDLQ: &str = "ldlq";
+
 /// The encoder that needs no second moments and stands in where there are none: `mlx` for `gptq`, `refit` for
-/// `gptq-refit`, and every other for itself.
+/// `gptq-refit`, `trellis` for `ldlq`, and every other for itself.
 pub fn base(encoder: &'static str) -> &'static str {
     match encoder {
         GPTQ => "mlx",
         GPTQ_REFIT => "refit",
+        LDLQ => TRELLIS,
         _ => encoder,
     }
 }
 
 /// Whether an encoder weighs errors by the second moment of the inputs.
 pub fn weighs(encoder: &str) -> bool {
-    matches!(encoder, GPTQ | GPTQ_REFIT)
+    matches!(encoder, GPTQ | GPTQ_REFIT | LDLQ)
 }
 
 /// Every quantizer. Those not in [`ENCODERS`] follow from the codec: `cast` fills float storage.
-pub static QUANTIZERS: &[&dyn Quantizer] = &[&mlx::Mlx, &refit::Refit, &cast::Cast];
+pub static QUANTIZERS: &[&dyn Quantizer] = &[&mlx::Mlx, &refit::Refit, &ldlq::Nearest, &cast::Cast];
 
 /// The quantizer of that name.
 pub fn quantizer(id: &str) -> Option<&'static dyn Quantizer> {
@@ -92,6 +102,8 @@ pub enum Repair {
     ScaleUnderflow,
     /// A group's scale was clamped to the format's largest, so its largest weights are clipped.
     ScaleOverflow,
+    /// A tile's costs left the range of fixed point, and it was searched again in f32.
+    PathSaturated,
 }
 
 impl Repair {
@@ -100,25 +112,31 @@ impl Repair {
         match self {
             Repair::ScaleUnderflow => "scale-underflow",
             Repair::ScaleOverflow => "scale-overflow",
+            Repair::PathSaturated => "path-saturated",
         }
     }
 }
 
 /// Counted repairs of some rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Repairs {
     /// Groups of [`Repair::ScaleUnderflow`].
     pub scale_underflow: u64,
     /// Groups of [`Repair::ScaleOverflow`].
     pub scale_overflow: u64,
+    /// Tiles of [`Repair::PathSaturated`].
+    pub path_saturated: u64,
 }
 
 impl Repairs {
     /// The kinds that occurred, with their counts.
     pub fn rows(self) -> impl Iterator<Item = (Repair, u64)> {
-        [(Repair::ScaleUnderflow, self.scale_underflow), (Repair::ScaleOverflow, self.scale_overflow)]
-            .into_iter()
-            .filter(|(_, count)| *count > 0)
+        let kinds = [
+            (Repair::ScaleUnderflow, self.scale_underflow),
+            (Repair::ScaleOverflow, self.scale_overflow),
+            (Repair::PathSaturated, self.path_saturated),
+        ];
+        kinds.into_iter().filter(|(_, count)| *count > 0)
     }
 }
 
@@ -126,6 +144,7 @@ impl AddAssign for Repairs {
     fn add_assign(&mut self, other: Self) {
         self.scale_underflow += other.scale_underflow;
         self.scale_overflow += other.scale_overflow;
+        self.path_saturated += other.path_saturated;
     }
 }
 
@@ -141,6 +160,14 @@ pub enum QuantError {
         group: usize,
         /// The dtype that parameters are stored in.
         float: Float,
+        /// The value before it was rounded.
+        value: f32,
+    },
+    /// A scale of a trellis does not fit the f16 it is stored in.
+    #[error("a scale is not finite when stored as f16 (from {value:e})")]
+    ScaleOverflow {
+        /// Row of the rows given; the first if the scale is an input's.
+        row: usize,
         /// The value before it was rounded.
         value: f32,
     },
@@ -162,14 +189,18 @@ impl QuantError {
     /// The row, of the rows given.
     pub fn row(&self) -> usize {
         match self {
-            QuantError::ParameterOverflow { row, .. } | QuantError::ValueOverflow { row, .. } => *row,
+            QuantError::ParameterOverflow { row, .. }
+            | QuantError::ScaleOverflow { row, .. }
+            | QuantError::ValueOverflow { row, .. } => *row,
         }
     }
 
     /// The same, of rows of which those given were `rows` further down.
     fn moved(mut self, rows: usize) -> Self {
         match &mut self {
-            QuantError::ParameterOverflow { row, .. } | QuantError::ValueOverflow { row, .. } => *row += rows,
+            QuantError::ParameterOverflow { row, .. }
+            | QuantError::ScaleOverflow { row, .. }
+            | QuantError::ValueOverflow { row, .. } => *row += rows,
         }
         self
     }
@@ -186,6 +217,9 @@ impl Failure for QuantError {
                 format!(
                     "weights this large leave no room for a scale in {float}; store the tensor with `keep`"
                 )
+            }
+            QuantError::ScaleOverflow { .. } => {
+                "weights this large leave no room for a scale; store the tensor with `keep`".to_owned()
             }
             QuantError::ValueOverflow { float, .. } => {
                 format!("{float} cannot hold the weight; store the tensor with `keep` or `bf16`")
@@ -215,8 +249,8 @@ pub trait Quantizer: Send + Sync {
     /// Whether it can fill this codec.
     fn accepts(&self, codec: CodecSpec) -> bool;
 
-    /// How much it must see at once.
-    fn grain(&self) -> Grain;
+    /// How much it must see at once of a weight whose matrices have so many rows.
+    fn grain(&self, matrix_rows: u64) -> Grain;
 
     /// Fills `planes` (laid out as the codec says, exactly sized) and `losses` (one per row).
     ///
@@ -242,13 +276,13 @@ pub trait Quantizer: Send + Sync {
 fn check_sizes(spec: CodecSpec, rows: Rows<'_>, planes: &[&mut [u8]], losses: &[RowLoss]) {
     assert_eq!(rows.values.len(), losses.len() * rows.in_features, "values of {} rows", losses.len());
     let layout = codec::codec(spec)
-        .planes(rows.in_features as u64, rows.float)
+        .planes(Matrix { out_features: losses.len() as u64, in_features: rows.in_features as u64 }, rows.float)
         .expect("a plan asks only for codecs that fit the shape");
     assert_eq!(planes.len(), layout.len(), "planes of {spec}");
     for (plane, layout) in planes.iter().zip(layout) {
         assert_eq!(
             plane.len() as u64,
-            layout.row_bytes() * losses.len() as u64,
+            layout.bytes_of(layout.begun(0..losses.len() as u64)) as u64,
             "bytes of `{}`",
             layout.suffix
         );

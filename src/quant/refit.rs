@@ -56,7 +56,7 @@ impl Quantizer for Refit {
         matches!(codec, CodecSpec::Affine { .. })
     }
 
-    fn grain(&self) -> Grain {
+    fn grain(&self, _matrix_rows: u64) -> Grain {
         Grain::Rows
     }
 

@@ -182,7 +182,7 @@ pub enum Mistake {
         found: String,
     },
     /// A codec without its parameters.
-    #[error("codec `{codec}` needs `bits` and `group`")]
+    #[error("codec `{codec}` needs parameters")]
     CodecNeedsParameters {
         /// The codec.
         codec: &'static str,
@@ -202,7 +202,7 @@ pub enum Mistake {
     /// A parameter's own check failed.
     #[error("{message}")]
     Parameter {
-        /// The words of [`crate::codec::AffineBits`] or [`crate::codec::GroupSize`].
+        /// The words of [`crate::codec::AffineBits`], [`crate::codec::GroupSize`] or [`crate::codec::trellis::TrellisError`].
         message: String,
     },
     /// No such encoder.
@@ -456,9 +456,11 @@ pub enum Mistake {
 }
 
 /// Every codec's name, as recipes spell it, in the order documents list them.
-pub const CODECS: &[&str] = &["affine", "mxfp4", "mxfp8", "nvfp4", "keep", "bf16", "f16", "f32"];
+pub const CODECS: &[&str] = &["affine", "trellis", "mxfp4", "mxfp8", "nvfp4", "keep", "bf16", "f16", "f32"];
 
 const AFFINE_EXAMPLE: &str = "write `codec = { affine = { bits = 4, group = 64 } }`";
+
+const TRELLIS_EXAMPLE: &str = "write `codec = { trellis = { bits = 3 } }`";
 
 impl Mistake {
     /// Whether a base is missing because of it, so that what the recipe lacks may be there.
@@ -495,6 +497,7 @@ impl Mistake {
             Mistake::UnknownPipeline { found, known } => suggest(found, known.iter().map(String::as_str)),
             Mistake::UnknownCodec { found } if found == "bits" || found == "group" => AFFINE_EXAMPLE.into(),
             Mistake::UnknownCodec { found } => suggest(found, CODECS.iter().copied()),
+            Mistake::CodecNeedsParameters { codec: "trellis" } => TRELLIS_EXAMPLE.into(),
             Mistake::CodecNeedsParameters { .. } => AFFINE_EXAMPLE.into(),
             Mistake::CodecTakesNoParameters { codec } => format!("write `codec = \"{codec}\"`"),
             Mistake::UnknownRotation { found } => {
@@ -520,7 +523,7 @@ impl Mistake {
             Mistake::LimitWithoutBudget { .. } => "add a `[budget]`, or give the modules a `codec`".into(),
             Mistake::UnknownEncoder { found } => suggest(found, ENCODERS.iter().copied()),
             Mistake::EncoderRefuses { codec, .. } if codec.quantizes() => {
-                "leave `encoder` out, or choose codec `affine`".into()
+                "leave `encoder` out: `trellis` and `ldlq` fill `trellis`, the others `affine`".into()
             }
             Mistake::EncoderRefuses { .. } => "leave `encoder` out".into(),
             Mistake::Contradiction { .. } => "the first rule that matches wins: remove one of the two".into(),

@@ -30,11 +30,13 @@ pub enum Section {
     Output,
     /// The parameters of `affine`.
     Affine,
+    /// The parameters of `trellis`.
+    Trellis,
 }
 
 impl Section {
     /// Every table, in the order documents list them.
-    pub const ALL: [Section; 12] = [
+    pub const ALL: [Section; 13] = [
         Section::Top,
         Section::Source,
         Section::Default,
@@ -47,6 +49,7 @@ impl Section {
         Section::Budget,
         Section::Output,
         Section::Affine,
+        Section::Trellis,
     ];
 
     /// What a message calls it.
@@ -64,6 +67,7 @@ impl Section {
             Section::Budget => "`[budget]`",
             Section::Output => "`[output]`",
             Section::Affine => "`affine`",
+            Section::Trellis => "`trellis`",
         }
     }
 
@@ -82,6 +86,7 @@ impl Section {
             Section::Budget => "budget.",
             Section::Output => "output.",
             Section::Affine => "codec.affine.",
+            Section::Trellis => "codec.trellis.",
         }
     }
 
@@ -369,7 +374,7 @@ pub static KEYS: &[Key] = &[
         "sweeps",
         "integer",
         "`2`",
-        "Rounds of coordinate descent on codes, scales and biases of `gptq-refit`; 0 to 100",
+        "Rounds of coordinate descent on codes and scales of `gptq-refit` and `ldlq`; 0 to 100",
     ),
     key(
         Section::Budget,
@@ -424,6 +429,35 @@ pub static KEYS: &[Key] = &[
         "integer",
         "required",
         "Weights that share a scale and a bias: 32, 64 or 128",
+    ),
+    key(Section::Trellis, "bits", "integer", "required", "Bits of a weight: 1, 2, 3 or 4"),
+    key(
+        Section::Trellis,
+        "states",
+        "integer",
+        "`12`",
+        "How many bits of the past a weight depends on, 10 to 16: more take longer to encode and err less; decoding is the same",
+    ),
+    key(
+        Section::Trellis,
+        "code",
+        "string",
+        "`\"bs12\"`",
+        "What states are worth: `1mad`, `bs12`, `mul1`, `3inst`, `mcg`, `rptc` or `random`",
+    ),
+    key(
+        Section::Trellis,
+        "along",
+        "string",
+        "`\"outputs\"`",
+        "What neighbours in a tile are: weights of one input to many `outputs`, or of one output from many `inputs`",
+    ),
+    key(
+        Section::Trellis,
+        "scales",
+        "string",
+        "`\"both\"`",
+        "`both`: each input and each output has a scale; `one`: only what the weights of a tile have in common",
     ),
 ];
 

@@ -41,7 +41,7 @@ use self::sheet::{Sheet, base_of, check_encoder};
 use crate::codec::CodecSpec;
 use crate::digest::{Digest, Hasher};
 use crate::failure::Problems;
-use crate::quant::ENCODERS;
+use crate::quant::{ENCODERS, LDLQ, TRELLIS};
 use crate::tensor::Layout;
 use crate::units::Bytes;
 
@@ -184,9 +184,14 @@ pub struct Origins {
     pub layout: Option<Origin>,
 }
 
-/// Whether `encoder` can fill `codec`: `mlx` fills all that quantize, the others only affine.
+/// Whether `encoder` can fill `codec`: `trellis` and `ldlq` fill the trellis, `mlx` all others that quantize, the rest
+/// only affine.
 fn encoder_fills(encoder: &str, codec: CodecSpec) -> bool {
-    codec.quantizes() && (encoder == ENCODERS[0] || matches!(codec, CodecSpec::Affine { .. }))
+    match codec {
+        CodecSpec::Trellis(_) => matches!(encoder, TRELLIS | LDLQ),
+        CodecSpec::Affine { .. } => !matches!(encoder, TRELLIS | LDLQ),
+        _ => codec.quantizes() && encoder == ENCODERS[0],
+    }
 }
 
 /// [`Recipe::digest`] of a recipe whose files have these texts.
@@ -360,11 +365,11 @@ impl Recipe {
         self.rules.iter().enumerate().find(|(_, rule)| rule.pattern.matches(module))
     }
 
-    /// The encoder of `choice`: its own, else the default's if that can fill the codec, else the first
-    /// of [`ENCODERS`]; `None` if the codec stores floats.
+    /// The encoder of `choice`: its own, else the default's if that can fill the codec, else the one that needs no
+    /// second moments, `mlx` or `trellis`; `None` if the codec stores floats.
     pub fn encoder<'a>(&'a self, choice: &'a Choice) -> Option<&'a str> {
         let stated = [&choice.encoder, &self.default.encoder].into_iter().flatten().map(String::as_str);
-        stated.chain([ENCODERS[0]]).find(|encoder| encoder_fills(encoder, choice.codec))
+        stated.chain([ENCODERS[0], TRELLIS]).find(|encoder| encoder_fills(encoder, choice.codec))
     }
 
     /// The source's folder, from the folder of the file that states it; `None` for other sources.
@@ -588,10 +593,15 @@ mod tests {
         for codec in CODECS {
             let written = match *codec {
                 "affine" => "{ affine = { bits = 5, group = 32 } }".to_owned(),
+                "trellis" => "{ trellis = { bits = 3, states = 14 } }".to_owned(),
                 name => format!("\"{name}\""),
             };
             let recipe = joined(&[&format!("name = 'x'\ndefault.codec = {written}")]);
-            let expected = if *codec == "affine" { "affine-5g32" } else { codec };
+            let expected = match *codec {
+                "affine" => "affine-5g32",
+                "trellis" => "trellis-3-L14",
+                name => name,
+            };
             assert_eq!(recipe.default.codec.to_string(), expected);
         }
         let dotted = joined(&["name = 'x'\n[default]\ncodec.affine.bits = 3\ncodec.affine.group = 128"]);

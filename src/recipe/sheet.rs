@@ -18,6 +18,7 @@ use super::text::{Origin, RecipeFile};
 use super::transform::TransformSheet;
 use super::{Choice, KeepPattern, Rule, Source, encoder_fills};
 use crate::codec::{AffineBits, CodecSpec, GroupSize};
+use crate::codec::trellis::{Along, Code, DEFAULT_CODE, DEFAULT_STATES, Scales, Trellis};
 use crate::quant::ENCODERS;
 use crate::tensor::Layout;
 use crate::units::Bytes;
@@ -206,8 +207,8 @@ fn codec(value: Value<'_>, report: &mut Report) -> Option<At<CodecSpec>> {
     let known = |found: &str| CODECS.iter().copied().find(|codec| *codec == found);
     let spec = match value.value {
         DeValue::String(found) => match known(found) {
-            Some("affine") => {
-                report.add(value.at, Mistake::CodecNeedsParameters { codec: "affine" });
+            Some(codec @ ("affine" | "trellis")) => {
+                report.add(value.at, Mistake::CodecNeedsParameters { codec });
                 None
             }
             // `affine-4g64` is how tables print it, so it is what people copy.
@@ -215,10 +216,14 @@ fn codec(value: Value<'_>, report: &mut Report) -> Option<At<CodecSpec>> {
                 report.add(value.at, Mistake::CodecNeedsParameters { codec: "affine" });
                 None
             }
+            None if found.starts_with("trellis") => {
+                report.add(value.at, Mistake::CodecNeedsParameters { codec: "trellis" });
+                None
+            }
             Some(name) => {
                 let name: serde::de::value::StrDeserializer<'_, serde::de::value::Error> =
                     name.into_deserializer();
-                Some(CodecSpec::deserialize(name).expect("every name in CODECS but `affine` stands alone"))
+                Some(CodecSpec::deserialize(name).expect("every other name in CODECS stands alone"))
             }
             None => {
                 report.add(value.at, Mistake::UnknownCodec { found: found.to_string() });
@@ -238,14 +243,14 @@ fn codec(value: Value<'_>, report: &mut Report) -> Option<At<CodecSpec>> {
                     let codec = known(name.get_ref())?;
                     let span = if parameters.span().is_empty() { name.span() } else { parameters.span() };
                     let at = report.origin(span);
-                    if codec == "affine" {
-                        affine(
-                            Value { key: "affine", value: parameters.get_ref(), at, element: false },
-                            report,
-                        )
-                    } else {
-                        report.add(at, Mistake::CodecTakesNoParameters { codec });
-                        None
+                    let parameters = Value { key: codec, value: parameters.get_ref(), at, element: false };
+                    match codec {
+                        "affine" => affine(parameters, report),
+                        "trellis" => trellis(parameters, report),
+                        _ => {
+                            report.add(at, Mistake::CodecTakesNoParameters { codec });
+                            None
+                        }
                     }
                 }
                 _ => {
@@ -267,6 +272,50 @@ fn affine(value: Value<'_>, report: &mut Report) -> Option<CodecSpec> {
     let bits: Option<AffineBits> = table.require("bits", report).and_then(|value| parameter(value, report));
     let group: Option<GroupSize> = table.require("group", report).and_then(|value| parameter(value, report));
     Some(CodecSpec::Affine { bits: bits?, group: group? })
+}
+
+fn trellis(value: Value<'_>, report: &mut Report) -> Option<CodecSpec> {
+    const ALONG: [(&str, Along); 2] = [("outputs", Along::Outputs), ("inputs", Along::Inputs)];
+    const SCALES: [(&str, Scales); 2] = [("both", Scales::Both), ("one", Scales::One)];
+    let at = value.at;
+    let table = value.table(Section::Trellis, report)?;
+    // A number that is too large for its type is out of every range.
+    let whole = |value: Value<'_>, report: &mut Report| {
+        value.integer(report).map(|(number, _)| number.and_then(|n| u32::try_from(n).ok()).unwrap_or(u32::MAX))
+    };
+    let bits = table.require("bits", report).and_then(|value| whole(value, report));
+    let states = match table.get("states") {
+        Some(value) => whole(value, report),
+        None => Some(DEFAULT_STATES),
+    };
+    let word = |key: &'static str, known: Vec<&'static str>| {
+        move |found: String| Mistake::UnknownWord { key, found, known }
+    };
+    let code = match table.get("code") {
+        Some(value) => {
+            let names = Code::ALL.map(|code| (code.name(), code));
+            let mistake = word("code", names.map(|(name, _)| name).to_vec());
+            value.named(&names, report, mistake).map(|code| code.value)
+        }
+        None => Some(DEFAULT_CODE),
+    };
+    let along = match table.get("along") {
+        Some(value) => {
+            value.named(&ALONG, report, word("along", vec!["outputs", "inputs"])).map(|along| along.value)
+        }
+        None => Some(Along::default()),
+    };
+    let scales = match table.get("scales") {
+        Some(value) => value.named(&SCALES, report, word("scales", vec!["both", "one"])).map(|s| s.value),
+        None => Some(Scales::default()),
+    };
+    match Trellis::new(bits?, states?, code?, along?, scales?) {
+        Ok(trellis) => Some(CodecSpec::Trellis(trellis)),
+        Err(error) => {
+            report.add(at, Mistake::Parameter { message: error.to_string() });
+            None
+        }
+    }
 }
 
 /// A number whose type checks it.

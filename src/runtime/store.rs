@@ -20,11 +20,11 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// The file of a tensor, for messages.
     fn file(&self, entry: &TensorEntry) -> PathBuf;
 
-    /// Rows of a tensor: its dimensions but the last, flattened.
+    /// Some of a tensor's rows, of which there are `of`, each as long as the others.
     ///
     /// # Errors
     /// [`RuntimeError::Unmade`] from a store that has to make them.
-    fn rows(&self, entry: &TensorEntry, rows: Range<u64>) -> Result<Stored, RuntimeError>;
+    fn rows(&self, entry: &TensorEntry, rows: Range<u64>, of: u64) -> Result<Stored, RuntimeError>;
 
     /// Nobody will ask for this tensor soon.
     fn release(&self, entry: &TensorEntry);
@@ -47,8 +47,8 @@ impl Store for Files {
         self.0.files()[entry.file].path.clone()
     }
 
-    fn rows(&self, entry: &TensorEntry, rows: Range<u64>) -> Result<Stored, RuntimeError> {
-        let row = entry.bytes() / entry.shape.rows();
+    fn rows(&self, entry: &TensorEntry, rows: Range<u64>, of: u64) -> Result<Stored, RuntimeError> {
+        let row = entry.bytes() / of;
         let range = entry.range.start + rows.start * row..entry.range.start + rows.end * row;
         Ok(Stored::Mapped { checkpoint: self.0.clone(), file: entry.file, range })
     }

@@ -16,7 +16,7 @@ use crate::arch::{
 };
 use crate::backend::Packed;
 use crate::checkpoint::{Checkpoint, Links, REPORTED, TensorEntry};
-use crate::codec::{CodecSpec, codec};
+use crate::codec::{CodecSpec, Matrix, Part, codec};
 use crate::failure::{Outcome, Problems};
 use crate::isa::Isa;
 use crate::numeric::widen;
@@ -44,6 +44,8 @@ pub struct Weights {
 #[derive(Debug)]
 struct Parameter {
     output: Output,
+    /// Of the tensor, of all outputs that share it, before it was packed.
+    shape: Shape,
     store: Arc<dyn Store>,
     /// One per plane.
     planes: Vec<TensorEntry>,
@@ -181,7 +183,7 @@ impl Weights {
         let float = entry.dtype.float().expect("binding let only float tensors through");
         let elements = parameter.output.shape.elements().expect("the header's shape was checked") as usize;
         let mut values = vec![0.0; elements];
-        let stored = parameter.store.rows(entry, 0..entry.shape.rows())?;
+        let stored = parameter.store.rows(entry, 0..1, 1)?;
         if !widen(float, stored.bytes(), &mut values, Isa::best()) {
             return Err(RuntimeError::NonFinite { path: path.to_owned(), file: parameter.file() });
         }
@@ -242,22 +244,34 @@ impl Parameter {
 
     /// All of its tensor, `[N, K]` over leading dimensions.
     fn packed(&self) -> Result<Packed, RuntimeError> {
-        self.rows(0..self.planes[0].shape.rows())
+        self.rows(0..self.shape().rows())
+    }
+
+    /// Of the weight: a float tensor has its own, before changes of layout; a packed one its slot's.
+    fn shape(&self) -> &Shape {
+        match self.codec {
+            CodecSpec::Keep => &self.planes[0].shape,
+            _ => &self.shape,
+        }
     }
 
     fn rows(&self, rows: Range<u64>) -> Result<Packed, RuntimeError> {
-        let first = &self.planes[0];
-        // A float weight says its own type and has its own shape; a packed one's parameters and its slot do.
-        let (float, in_features) = match self.codec {
-            CodecSpec::Keep => (first.dtype.float(), first.shape.last()),
-            _ => (self.planes.get(1).and_then(|scales| scales.dtype.float()), self.output.shape.last()),
-        };
-        let planes = self.planes.iter().map(|entry| self.store.rows(entry, rows.clone()));
+        // A float weight says its own type; a packed one's parameters do.
+        let of_float = if self.codec == CodecSpec::Keep { self.planes.first() } else { self.planes.get(1) };
+        let float = of_float.and_then(|entry| entry.dtype.float()).unwrap_or(Float::Bf16);
+        let shape = self.shape();
+        let matrix = Matrix::of(shape);
+        let layout = codec(self.codec).planes(matrix, float).expect("checked when the folder was opened");
+        let planes = self.planes.iter().zip(layout).map(|(entry, plane)| {
+            let of = plane.begun(0..shape.rows()).end;
+            self.store.rows(entry, plane.covering(rows.clone()), of)
+        });
         Ok(Packed {
             codec: self.codec,
-            float: float.unwrap_or(Float::Bf16),
+            float,
             out_features: (rows.end - rows.start) as usize,
-            in_features: in_features as usize,
+            in_features: matrix.in_features as usize,
+            part: Part { matrix, first: rows.start },
             planes: planes.collect::<Result<_, _>>()?,
         })
     }
@@ -329,6 +343,7 @@ impl Binder<'_> {
             for output in &slot.outputs {
                 let parameter = Parameter {
                     output: output.clone(),
+                    shape: slot.shape.clone(),
                     store: store.clone(),
                     planes: planes.1.clone(),
                     codec: planes.0,
@@ -399,8 +414,9 @@ impl Binder<'_> {
                 && let Some(spec) = self.packing.codec(self.module(output, path))
             {
                 let (name, model_type) = (format!("{path}.scales"), format!("packed ({spec})"));
-                let groups = slot.shape.last() / spec.group().map_or(1, u64::from);
-                let shape = slot.shape.with_last(groups);
+                let layout = codec(spec).planes(Matrix::of(&slot.shape), Float::Bf16).unwrap_or_default();
+                let scales = layout.iter().find(|plane| plane.suffix == "scales");
+                let shape = scales.map_or_else(|| slot.shape.clone(), |plane| plane.shape(&slot.shape));
                 return Err(Box::new(ArchError::MissingTensor { name, shape, model_type }));
             }
             shape_of(first, slot.shape.clone())?;
@@ -412,7 +428,7 @@ impl Binder<'_> {
             return Err(Box::new(ArchError::NoPacking { file: file(first), name: first.name.clone() }));
         };
         let float = scales.dtype.float().unwrap_or(Float::Bf16);
-        let layout = codec(spec).planes(slot.shape.last(), float).map_err(|error| {
+        let layout = codec(spec).planes(Matrix::of(&slot.shape), float).map_err(|error| {
             Box::new(ArchError::Value {
                 key: format!("quantization.{module}"),
                 found: spec.to_string(),
@@ -422,7 +438,7 @@ impl Binder<'_> {
         let mut planes = Vec::new();
         for plane in layout {
             let name = format!("{path}.{}", plane.suffix);
-            let needed = slot.shape.with_last(plane.row_elements);
+            let needed = plane.shape(&slot.shape);
             let Some(entry) = store.get(&name) else {
                 let model_type = format!("packed ({spec})");
                 return Err(Box::new(ArchError::MissingTensor { name, shape: needed, model_type }));

@@ -1,6 +1,6 @@
 //! What stops a measurement of modules.
 
-use crate::codec::CodecSpec;
+use crate::codec::{CodecError, CodecSpec};
 use crate::failure::{Exit, Failure};
 use crate::units::Bytes;
 
@@ -18,8 +18,8 @@ pub enum SensitivityError {
     NothingQuantized { recipe: String },
     #[error("`rotation = \"measure\"` leaves the basis open, but a module is measured in one basis")]
     Undecided,
-    #[error("{codec} needs in_features to be a multiple of {group}, but `{module}` has {in_features}{}", and_more(*.more))]
-    GroupDoesNotDivide { codec: CodecSpec, group: u64, module: String, in_features: u64, more: usize },
+    #[error("{problem} in `{module}`{}", and_more(*.more))]
+    DoesNotFit { problem: CodecError, module: String, more: usize },
     #[error("a budget of {budget} is too small: one probe of {positions} tokens needs {needed}")]
     Budget { budget: Bytes, needed: Bytes, positions: usize },
     #[error("with `{module}` in {codec}, the logits after token {position} hold NaN or infinity")]
@@ -61,7 +61,7 @@ impl Failure for SensitivityError {
             SensitivityError::Undecided => {
                 "name a kind of rotation, such as the one that a build with this recipe chose".to_owned()
             }
-            SensitivityError::GroupDoesNotDivide { .. } => {
+            SensitivityError::DoesNotFit { .. } => {
                 "name codecs of another group with `--candidates`, leave the module out with `--only`, or give it \
                  `codec = \"keep\"` in a `[[rule]]`"
                     .to_owned()

@@ -29,14 +29,14 @@ pub use error::SensitivityError;
 
 use crate::backend::Precision;
 use crate::backend::cpu::Cpu;
-use crate::codec::{AffineBits, CodecSpec, GroupSize};
+use crate::codec::{AffineBits, CodecSpec, GroupSize, Matrix};
 use crate::digest::{Digest, canonical_json};
 use crate::eval::work::{DONE, Work};
 use crate::eval::{EvalError, Progress};
 use crate::failure::Outcome;
 use crate::measure::{taken, text};
 use crate::plan::{Limits, Module, Plan, SourceFolder, plan};
-use crate::quant::quantizer;
+use crate::quant::{ENCODERS, LDLQ, TRELLIS, quantizer};
 use crate::recipe::{Pattern, Recipe, RotationKind};
 use crate::runtime::Weights;
 use crate::text::documents::{Sequence, Taking, tokens_digest};
@@ -195,7 +195,8 @@ impl Task {
         let encoder = encoder(recipe);
         let trials = candidates.into_iter().map(|codec| {
             let fills = quantizer(encoder).is_some_and(|encoder| encoder.accepts(codec));
-            let trial = plan.trial(codec, if fills { encoder } else { "mlx" })?;
+            let other = if matches!(codec, CodecSpec::Trellis(_)) { TRELLIS } else { ENCODERS[0] };
+            let trial = plan.trial(codec, if fills { encoder } else { other })?;
             Ok((codec, Arc::new(trial)))
         });
         let trials = trials.collect::<Outcome<_>>()?;
@@ -239,8 +240,11 @@ fn chosen(plan: &Plan, only: Option<&Pattern>) -> Result<Vec<usize>, Sensitivity
     }
 }
 
-/// Affine codecs of the usual widths, in groups of `default`.
+/// Affine codecs of the usual widths, in groups of `default`; or the trellis that it is, with every number of bits.
 fn usual(default: CodecSpec) -> Vec<CodecSpec> {
+    if let CodecSpec::Trellis(own) = default {
+        return own.of_every_width();
+    }
     let group = default.group().and_then(|group| GroupSize::try_from(group).ok());
     let group = group.unwrap_or_else(|| GroupSize::try_from(GROUP).expect("64 is a size"));
     let codec = |bits| CodecSpec::Affine { bits: AffineBits::try_from(bits).expect("a width"), group };
@@ -250,7 +254,7 @@ fn usual(default: CodecSpec) -> Vec<CodecSpec> {
 /// The recipe's own encoder, unless it needs more than the weights.
 fn encoder(recipe: &Recipe) -> &'static str {
     match recipe.default.encoder.as_deref() {
-        None | Some("mlx") => "mlx",
+        None | Some("mlx" | TRELLIS | LDLQ) => ENCODERS[0],
         Some(_) => "refit",
     }
 }
@@ -258,17 +262,11 @@ fn encoder(recipe: &Recipe) -> &'static str {
 /// Refuses a codec whose groups do not divide a module's rows.
 fn check_groups(plan: &Plan, modules: &[usize], candidates: &[CodecSpec]) -> Result<(), SensitivityError> {
     for codec in candidates {
-        let group = u64::from(codec.group().unwrap_or(1));
-        let undivided = modules.iter().map(|index| &plan.modules[*index].output);
-        let mut undivided = undivided.filter(|output| !output.shape.last().is_multiple_of(group));
-        if let Some(first) = undivided.next() {
-            return Err(SensitivityError::GroupDoesNotDivide {
-                codec: *codec,
-                group,
-                module: first.rule_path(),
-                in_features: first.shape.last(),
-                more: undivided.count(),
-            });
+        let outputs = modules.iter().map(|index| &plan.modules[*index].output);
+        let mut unfit = outputs.filter_map(|output| Some((output, codec.fits(Matrix::of(&output.shape)).err()?)));
+        if let Some((first, problem)) = unfit.next() {
+            let (module, more) = (first.rule_path(), unfit.count());
+            return Err(SensitivityError::DoesNotFit { problem, module, more });
         }
     }
     Ok(())

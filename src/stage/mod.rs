@@ -18,7 +18,7 @@ use std::sync::Arc;
 pub use ingest::find_non_finite;
 pub use solved::{Place, Solved};
 
-use crate::codec::{self, CodecSpec, Plane};
+use crate::codec::{self, CodecSpec, Matrix, Plane};
 use crate::isa::Isa;
 use crate::quant::{self, Grain, QuantError, Quantizer, Repairs, RowLoss};
 use crate::tensor::{Dtype, Float};
@@ -45,6 +45,8 @@ pub struct ModuleWork {
     pub stored: Dtype,
     /// Elements in a row of the source tensor.
     pub row_elements: usize,
+    /// Rows of the matrix, or of each of those that it is stacked of.
+    pub matrix_rows: u64,
     /// Values are rounded to this first: MLX casts weights to the model's dtype before it quantizes.
     pub cast: Option<Float>,
     /// Changes of layout and basis, in order.
@@ -143,9 +145,10 @@ impl ModuleWork {
         let row_elements = self.row_elements as u64;
         if self.verbatim() {
             // Any dtype may be kept, floats or not.
-            return vec![Plane { suffix: "weight", dtype: self.stored, row_elements }];
+            return vec![Plane::of_rows("weight", self.stored, row_elements)];
         }
-        let planes = codec::codec(self.codec).planes(row_elements, self.float);
+        let matrix = Matrix { out_features: self.matrix_rows, in_features: row_elements };
+        let planes = codec::codec(self.codec).planes(matrix, self.float);
         planes.expect("the allocator checked the group")
     }
 

@@ -21,7 +21,7 @@ impl Stage for Quantize {
     }
 
     fn grain(&self, work: &ModuleWork) -> Grain {
-        work.quantizer().grain()
+        work.quantizer().grain(work.matrix_rows)
     }
 
     fn run(&self, unit: &mut WorkUnit<'_>, work: &ModuleWork, isa: Isa) -> Result<(), StageError> {

@@ -5,15 +5,15 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 
-use crate::quant::RowLoss;
+use crate::codec::Plane;
+use crate::quant::{Repairs, RowLoss};
 
 /// All planes of a module, one after the other, and the loss of each row.
 #[derive(Debug)]
 pub struct Solved {
     place: Place,
-    /// Bytes of a row in each plane.
-    row_bytes: Vec<usize>,
     losses: Vec<RowLoss>,
+    repairs: Repairs,
 }
 
 /// Where the planes are.
@@ -26,31 +26,41 @@ pub enum Place {
 }
 
 impl Solved {
-    /// Planes of `losses.len()` rows each, with so many bytes a row.
-    pub fn new(place: Place, row_bytes: Vec<usize>, losses: Vec<RowLoss>) -> Self {
-        Self { place, row_bytes, losses }
+    /// Planes of `losses.len()` rows.
+    pub fn new(place: Place, losses: Vec<RowLoss>, repairs: Repairs) -> Self {
+        Self { place, losses, repairs }
     }
 
-    /// Fills `planes`, one buffer each, with rows `rows`, and returns the losses of these.
+    /// What the search changed beyond rounding, in all rows.
+    pub fn repairs(&self) -> Repairs {
+        self.repairs
+    }
+
+    /// Fills `planes`, one buffer each and laid out so, with what belongs to `rows`, and returns the losses of these.
     ///
     /// # Errors
     /// That the file cannot be read any more.
     ///
     /// # Panics
     /// If there are no such rows.
-    pub fn read(&self, rows: Range<u64>, planes: &mut Vec<Vec<u8>>) -> io::Result<Vec<RowLoss>> {
-        let rows = rows.start as usize..rows.end as usize;
-        planes.resize_with(self.row_bytes.len(), Vec::new);
+    pub fn read(
+        &self,
+        rows: Range<u64>,
+        layout: &[Plane],
+        planes: &mut Vec<Vec<u8>>,
+    ) -> io::Result<Vec<RowLoss>> {
+        planes.resize_with(layout.len(), Vec::new);
         let mut start = 0;
-        for (buffer, bytes) in planes.iter_mut().zip(&self.row_bytes) {
-            buffer.resize(rows.len() * bytes, 0);
-            let at = start + rows.start * bytes;
+        for (buffer, plane) in planes.iter_mut().zip(layout) {
+            let here = plane.bytes_of(plane.begun(rows.clone()));
+            buffer.resize(here, 0);
+            let at = start + plane.bytes_of(plane.begun(0..rows.start));
             match &self.place {
-                Place::Memory(all) => buffer.copy_from_slice(&all[at..at + rows.len() * bytes]),
+                Place::Memory(all) => buffer.copy_from_slice(&all[at..at + here]),
                 Place::File(file, first) => file.read_exact_at(buffer, first + at as u64)?,
             }
-            start += self.losses.len() * bytes;
+            start += plane.bytes_of(plane.begun(0..self.losses.len() as u64));
         }
-        Ok(self.losses[rows].to_vec())
+        Ok(self.losses[rows.start as usize..rows.end as usize].to_vec())
     }
 }

@@ -31,13 +31,8 @@ fn main() {
     let (x, w) = (numbers(T * K, 7919), numbers(N * K, 104_729));
     let bytes: Vec<u8> = w.iter().flat_map(|w| w.to_le_bytes()).collect();
     let len = bytes.len();
-    let weight = Packed {
-        codec: CodecSpec::Keep,
-        float: Float::F32,
-        out_features: N,
-        in_features: K,
-        planes: vec![Stored::Owned(Arc::new(bytes), 0..len)],
-    };
+    let planes = vec![Stored::Owned(Arc::new(bytes), 0..len)];
+    let weight = Packed::whole(CodecSpec::Keep, Float::F32, N, K, planes);
     let all = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     println!("x [{T}, {K}] by w [{N}, {K}], f32, GFLOP/s: median of {TURNS} alternating runs");
     for threads in if all == 1 { vec![1] } else { vec![1, all] } {

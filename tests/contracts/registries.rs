@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 use tqc::arch::registry::ARCHS;
 use tqc::codec::CodecSpec;
-use tqc::quant::{ENCODERS, weighs};
+use tqc::quant::{ENCODERS, base, weighs};
 
 use crate::common::*;
 use crate::tqc;
@@ -56,6 +56,7 @@ fn spelling(codec: CodecSpec) -> String {
         CodecSpec::Affine { bits, group } => {
             format!("{{ affine = {{ bits = {}, group = {} }} }}", bits.get(), group.get())
         }
+        CodecSpec::Trellis(trellis) => format!("{{ trellis = {{ bits = {} }} }}", trellis.bits()),
         other => format!("\"{other}\""),
     }
 }
@@ -66,7 +67,12 @@ fn every_codec_and_encoder_builds_and_verifies_by_encoding_again() {
     let source = fixture("llama-tied");
     let dir = temp();
     for codec in CodecSpec::all() {
-        let encoders: &[&str] = if matches!(codec, CodecSpec::Affine { .. }) { ENCODERS } else { &[""] };
+        let of_trellis = |encoder: &&str| matches!(base(encoder), "trellis");
+        let encoders: Vec<&str> = match codec {
+            CodecSpec::Affine { .. } => ENCODERS.iter().copied().filter(|e| !of_trellis(e)).collect(),
+            CodecSpec::Trellis(_) => ENCODERS.iter().copied().filter(of_trellis).collect(),
+            _ => vec![""],
+        };
         for encoder in encoders {
             let mut text = default_codec(&spelling(codec));
             if !encoder.is_empty() {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use safetensors::SafeTensors;
 
-use tqc::codec::{AffineBits, CodecSpec, GroupSize, dequantize};
+use tqc::codec::{AffineBits, CodecSpec, GroupSize, Part, dequantize};
 use tqc::isa::Isa;
 use tqc::numeric::widen;
 use tqc::quant::{Rows, quantizer};
@@ -73,7 +73,8 @@ fn check(file: &[u8], spec: CodecSpec, float: Float, prefix: &str, planes: &[&st
 /// MLX's decoding, as stored bytes.
 fn rounded(spec: CodecSpec, rows: Rows<'_>, encoded: &Encoded) -> Vec<u8> {
     let mut out = vec![f32::NAN; rows.values.len()];
-    dequantize(spec, rows.in_features, rows.float, &encoded.planes(), &mut out);
+    let matrix = crate::matrix(encoded.losses.len(), rows.in_features);
+    dequantize(spec, Part { matrix, first: 0 }, rows.float, &encoded.planes(), &mut out);
     out.iter()
         .flat_map(|w| match rows.float {
             Float::Bf16 => ((w.to_bits() >> 16) as u16).to_le_bytes().to_vec(),

@@ -43,9 +43,9 @@ fn run_on(
     parallel: Parallel<'_>,
 ) -> Result<(Encoded, GptqReport), QuantError> {
     let count = weighted.values.len() / weighted.in_features;
-    let layout = codec(spec).planes(weighted.in_features as u64, weighted.float).unwrap();
+    let layout = codec(spec).planes(crate::matrix(count, weighted.in_features), weighted.float).unwrap();
     let mut planes: Vec<Vec<u8>> =
-        layout.iter().map(|p| vec![0xa5; p.row_bytes() as usize * count]).collect();
+        layout.iter().map(|p| vec![0xa5; p.bytes_of(p.begun(0..count as u64))]).collect();
     let mut losses = vec![RowLoss::default(); count];
     let mut slices: Vec<&mut [u8]> = planes.iter_mut().map(Vec::as_mut_slice).collect();
     let base = quantizer(base).unwrap();

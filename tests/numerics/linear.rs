@@ -27,12 +27,16 @@ fn random_weight(random: &mut Random, spec: CodecSpec, float: Float, n: usize, k
             Float::F32 => value.to_le_bytes().to_vec(),
         }
     };
-    let planes = codec(spec).planes(k as u64, float).unwrap();
+    let planes = codec(spec).planes(crate::matrix(n, k), float).unwrap();
     let planes = planes.iter().map(|plane| {
-        let bytes = plane.row_bytes() as usize * n;
+        let bytes = plane.bytes_of(plane.begun(0..n as u64));
         let floats = bytes / float.bytes();
         let bytes: Vec<u8> = match (spec, plane.suffix) {
             (CodecSpec::Keep, _) | (_, "biases") => (0..floats).flat_map(|_| value(random, 0.5)).collect(),
+            (CodecSpec::Trellis(_), "scales" | "scales2") => {
+                let scale = |random: &mut Random| half::f16::from_f64(random.normal() * 0.03).to_le_bytes();
+                (0..bytes / 2).flat_map(|_| scale(random)).collect()
+            }
             (CodecSpec::Affine { .. }, "scales") => (0..floats).flat_map(|_| value(random, 0.1)).collect(),
             (CodecSpec::Bf16, _) => {
                 (0..bytes / 2).flat_map(|_| half::bf16::from_f64(random.normal()).to_le_bytes()).collect()
@@ -56,7 +60,13 @@ fn random_weight(random: &mut Random, spec: CodecSpec, float: Float, n: usize, k
         Stored::Owned(Arc::new(bytes), 0..len)
     });
     let planes = planes.collect();
-    Packed { codec: spec, float, out_features: n, in_features: k, planes }
+    Packed::whole(spec, float, n, k, planes)
+}
+
+/// The same of at least `n` rows, as many as the codec has in whole tiles.
+fn random_rows(random: &mut Random, spec: CodecSpec, float: Float, n: usize, k: usize) -> Packed {
+    let whole = if matches!(spec, CodecSpec::Trellis(_)) { n.next_multiple_of(32) } else { n };
+    random_weight(random, spec, float, whole, k)
 }
 
 /// Numbers of several magnitudes, and some zeros.
@@ -133,8 +143,8 @@ fn the_exact_path_is_the_defined_sum_of_decoded_weights_for_every_codec_isa_and_
     for spec in CodecSpec::all() {
         for float in floats(spec) {
             for k in row_lengths(spec) {
-                let n = N[N.len() - 1];
-                let weight = random_weight(&mut random, spec, *float, n, k);
+                let weight = random_rows(&mut random, spec, *float, N[N.len() - 1], k);
+                let n = weight.out_features;
                 let mut decoded = vec![0.0; n * k];
                 weight.decode(0..n, &mut decoded);
                 let t_most = if k == 576 && *float == Float::Bf16 { T[T.len() - 1] } else { 17 };
@@ -239,13 +249,13 @@ fn defined_fast(x: &[(f32, Vec<i32>)], codes: &[i32], parameters: &[(f32, f32)],
 fn the_fast_path_is_its_definition_for_every_codec_isa_and_shape_and_near_the_exact_one() {
     let mut random = Random(7);
     let has_none = |spec| {
-        matches!(spec, CodecSpec::Mxfp8 | CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 | CodecSpec::F32)
+        matches!(spec, CodecSpec::Trellis(_) | CodecSpec::Mxfp8) || !spec.quantizes()
     };
     for spec in CodecSpec::all() {
         for float in floats(spec) {
             for k in row_lengths(spec) {
-                let n = N[N.len() - 1];
-                let weight = random_weight(&mut random, spec, *float, n, k);
+                let weight = random_rows(&mut random, spec, *float, N[N.len() - 1], k);
+                let n = weight.out_features;
                 if has_none(spec) {
                     let cpu = Cpu::new(Isa::best(), 1, Precision::Fast);
                     assert_eq!(cpu.prepare(&weight, false).precision(), Precision::Exact, "{spec}");
@@ -347,7 +357,7 @@ fn a_team_computes_several_layers_over_one_input_as_each_alone() {
 fn what_is_not_finite_in_the_input_reaches_every_output_it_belongs_to() {
     let mut random = Random(5);
     for spec in CodecSpec::all() {
-        let weight = random_weight(&mut random, spec, Float::Bf16, 7, 256);
+        let weight = random_rows(&mut random, spec, Float::Bf16, 7, 256).rows(0..7);
         for precision in [Precision::Exact, Precision::Fast] {
             let cpu = Cpu::new(Isa::best(), 1, precision);
             let op = cpu.prepare(&weight, false);

@@ -9,7 +9,7 @@ mod linear;
 mod refit;
 mod statistics;
 
-use tqc::codec::{CodecSpec, codec};
+use tqc::codec::{CodecSpec, Matrix, Part, codec};
 use tqc::isa::Isa;
 use tqc::quant::{QuantError, Quantizer, Repairs, RowLoss, Rows};
 use tqc::tensor::Float;
@@ -29,7 +29,8 @@ impl Encoded {
 
     fn decode(&self, spec: CodecSpec, rows: Rows<'_>) -> Vec<f32> {
         let mut out = vec![f32::NAN; rows.values.len()];
-        codec(spec).decode(rows.in_features, rows.float, &self.planes(), &mut out);
+        let matrix = matrix(self.losses.len(), rows.in_features);
+        codec(spec).decode(Part { matrix, first: 0 }, rows.float, &self.planes(), &mut out);
         out
     }
 }
@@ -41,13 +42,17 @@ fn encode(
     isa: Isa,
 ) -> Result<Encoded, QuantError> {
     let count = rows.values.len() / rows.in_features;
-    let layout = codec(spec).planes(rows.in_features as u64, rows.float).unwrap();
+    let layout = codec(spec).planes(matrix(count, rows.in_features), rows.float).unwrap();
     let mut planes: Vec<Vec<u8>> =
-        layout.iter().map(|p| vec![0xa5; p.row_bytes() as usize * count]).collect();
+        layout.iter().map(|p| vec![0xa5; p.bytes_of(p.begun(0..count as u64))]).collect();
     let mut losses = vec![RowLoss::default(); count];
     let mut slices: Vec<&mut [u8]> = planes.iter_mut().map(Vec::as_mut_slice).collect();
     let repairs = quantizer.fit(spec, rows, isa, &mut slices, &mut losses)?;
     Ok(Encoded { planes, losses, repairs })
+}
+
+fn matrix(rows: usize, in_features: usize) -> Matrix {
+    Matrix { out_features: rows as u64, in_features: in_features as u64 }
 }
 
 /// A fixed stream of numbers, so that a failure can be run again.

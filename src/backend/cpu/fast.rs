@@ -28,7 +28,12 @@ impl Fast {
             CodecSpec::Affine { .. } | CodecSpec::Mxfp4 | CodecSpec::Nvfp4 => {
                 Some(Self { weight: weight.clone(), cpu: cpu.clone() })
             }
-            CodecSpec::Mxfp8 | CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 | CodecSpec::F32 => None,
+            CodecSpec::Trellis(_)
+            | CodecSpec::Mxfp8
+            | CodecSpec::Keep
+            | CodecSpec::Bf16
+            | CodecSpec::F16
+            | CodecSpec::F32 => None,
         }
     }
 
@@ -56,7 +61,7 @@ impl Fast {
     }
 
     fn run(&self, input: &Input<'_>, rows: Range<usize>, out: &Columns<'_>) {
-        let Packed { codec, float, out_features: n, in_features: k, ref planes } = self.weight;
+        let Packed { codec, float, out_features: n, in_features: k, ref planes, .. } = self.weight;
         let plane = |p: usize| Stored::bytes(&planes[p]);
         match codec {
             CodecSpec::Affine { bits, group } => {

@@ -7,7 +7,7 @@ use super::affine::AffineRows;
 use super::float::{Bf16, F16, F32, FloatRows};
 use super::mxfp::MxfpRows;
 use super::rows::{One, Room, Rows, Several};
-use super::{Cpu, Input};
+use super::{Cpu, Input, trellis};
 use crate::backend::{Columns, LinearOp, Packed, Precision, Stored};
 use crate::codec::CodecSpec;
 use crate::codec::affine::with_bits;
@@ -67,7 +67,7 @@ impl LinearOp for Exact {
     }
 
     fn apply(&self, input: &Input<'_>, rows: Range<usize>, out: &Columns<'_>) {
-        let Packed { codec, float, out_features: n, in_features: k, ref planes } = self.weight;
+        let Packed { codec, float, out_features: n, in_features: k, ref planes, .. } = self.weight;
         let plane = |p: usize| Stored::bytes(&planes[p]);
         let mxfp = || [plane(0), plane(1)];
         match codec {
@@ -76,6 +76,9 @@ impl LinearOp for Exact {
                 with_bits!(bits.get(), BITS => {
                     self.multiply(AffineRows::<BITS>::new(planes, float, n, k, group), input, rows, out);
                 });
+            }
+            CodecSpec::Trellis(_) => {
+                trellis::in_tiles(&self.weight, rows, |decoded, rows| self.multiply(decoded, input, rows, out));
             }
             CodecSpec::Mxfp4 => {
                 self.multiply(MxfpRows::<4>::new(Mxfp::Mxfp4, mxfp(), n, k), input, rows, out);

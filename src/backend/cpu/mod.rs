@@ -14,6 +14,7 @@ mod quantized;
 mod rotary;
 mod rows;
 mod threads;
+mod trellis;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 

@@ -23,10 +23,12 @@
 mod code;
 mod normal;
 mod ring;
+mod stored;
 
 pub use code::{BadCode, Code, Codebook};
 pub use normal::Normal;
 pub use ring::{decode, pack, state, tile, tile_words};
+pub use stored::{Along, DEFAULT_CODE, DEFAULT_STATES, Scales, Trellis};
 
 use crate::failure::{Exit, Failure};
 
@@ -38,6 +40,9 @@ pub const STATES: std::ops::RangeInclusive<u32> = 10..=16;
 
 /// Weights of a tile at most; every length is a multiple of [`TILE_STEP`].
 pub const MAX_TILE: usize = 256;
+
+/// Of the stored format, as configs name it.
+pub const VERSION: u32 = 1;
 
 /// Lengths of tiles are multiples of this, so that a tile is whole words for every k.
 pub const TILE_STEP: usize = 32;

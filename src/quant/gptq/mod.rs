@@ -34,7 +34,7 @@ use std::sync::Mutex;
 use super::loss::{mend_out_of_range, of_decoded};
 use super::{QuantError, Quantizer, RowLoss, Rows, check_sizes};
 use crate::codec::affine::{read_parameter, with_bits};
-use crate::codec::{self, CodecSpec};
+use crate::codec::{self, CodecSpec, Matrix, Part};
 use crate::isa::Isa;
 use crate::linalg::{Factor, NotPositive, PANEL_ROWS, Symmetric};
 use crate::numeric::Parallel;
@@ -49,7 +49,7 @@ const PANEL: usize = 128;
 const STRIP: usize = 128;
 
 /// Shares of H's mean diagonal that are tried after the first.
-const LADDER: [f64; 3] = [0.1, 1.0, 10.0];
+pub(super) const LADDER: [f64; 3] = [0.1, 1.0, 10.0];
 
 /// How far scales may exceed the greatest of the base quantizer's.
 const CEILING: f32 = 4.0;
@@ -133,6 +133,8 @@ pub struct GptqReport {
     pub energy: f64,
     /// Columns with H[k, k] = 0: they cost nothing, and are rounded.
     pub dead_columns: u64,
+    /// Where columns of a tile cannot make up for each other, the expected loss over what it would be if they could.
+    pub penalty: Option<f64>,
 }
 
 /// Fills `planes` and `losses` as [`Quantizer::fit`] does, with codes that are good under `weighted.hessian`.
@@ -173,6 +175,7 @@ pub fn solve(
         loss: nearest.loss,
         energy: nearest.energy,
         dead_columns: diagonal.iter().filter(|x| **x == 0.0).count() as u64,
+        penalty: None,
     };
     if !(h.is_finite() && nearest.loss.is_finite()) {
         report.refused.push((options.damping, Refusal::NonFinite));
@@ -221,7 +224,7 @@ pub fn solve(
 }
 
 /// The columns by falling value, equal ones by index.
-fn falling(diagonal: &[f32]) -> Vec<usize> {
+pub(super) fn falling(diagonal: &[f32]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..diagonal.len()).collect();
     order.sort_by(|a, b| diagonal[*b].total_cmp(&diagonal[*a]));
     order
@@ -301,8 +304,8 @@ impl Run<'_> {
                 *error = value - *error;
             }
             Ok(Sums {
-                loss: self.proxy(&errors),
-                energy: self.proxy(strip.rows.values),
+                loss: proxy(&errors, self.weighted.hessian, self.isa),
+                energy: proxy(strip.rows.values, self.weighted.hessian, self.isa),
                 greatest_scale: self.greatest_scale(strip.planes[1]),
             })
         });
@@ -363,7 +366,7 @@ impl Run<'_> {
             for ((error, value), decoded) in state.errors.iter_mut().zip(strip.rows.values).zip(&decoded) {
                 *error = value - decoded;
             }
-            Sums { loss: self.proxy(&state.errors), energy: 0.0, greatest_scale }
+            Sums { loss: proxy(&state.errors, self.weighted.hessian, self.isa), energy: 0.0, greatest_scale }
         });
         let loss: f64 = strips.iter().map(|strip| strip.loss).sum();
         let found = strips.iter().fold(0.0, |most: f32, strip| most.max(strip.greatest_scale));
@@ -382,7 +385,8 @@ impl Run<'_> {
     fn decode(&self, strip: &Strip<'_>) -> Vec<f32> {
         let planes: Vec<&[u8]> = strip.planes.iter().map(|plane| &**plane).collect();
         let mut out = vec![0.0; strip.rows.values.len()];
-        codec::codec(self.codec).decode(strip.rows.in_features, strip.rows.float, &planes, &mut out);
+        let matrix = Matrix { out_features: strip.losses.len() as u64, in_features: strip.rows.in_features as u64 };
+        codec::codec(self.codec).decode(Part { matrix, first: 0 }, strip.rows.float, &planes, &mut out);
         out
     }
 
@@ -391,29 +395,28 @@ impl Run<'_> {
         let count = scales.len() / float.bytes();
         (0..count).fold(0.0, |most: f32, index| most.max(read_parameter(float, scales, index).abs()))
     }
+}
 
-    /// tr(E H Eᵀ) of rows: e H of 256 columns at a time in f32, from the stored half of H; products with e and
-    /// their sums in f64, row by row.
-    fn proxy(&self, errors: &[f32]) -> f64 {
-        let h = self.weighted.hessian;
-        let k = h.n();
-        let rows = errors.len() / k;
-        let mut sums = vec![0.0; rows];
-        let (mut before, mut inside) = (vec![0.0; rows * PANEL_ROWS], vec![0.0; rows * PANEL_ROWS]);
-        for first in (0..k).step_by(PANEL_ROWS) {
-            let lower = h.lower(first);
-            let x = |from: usize| Strided { values: &errors[from..], stride: k, rows };
-            let square = Strided { values: &lower.values[first..], ..lower };
-            multiply(x(0), lower, first, &mut before, PANEL_ROWS, self.isa);
-            multiply(x(first), square, lower.rows, &mut inside, PANEL_ROWS, self.isa);
-            for (r, sum) in sums.iter_mut().enumerate() {
-                for c in 0..lower.rows {
-                    let (before, inside) = (before[r * PANEL_ROWS + c], inside[r * PANEL_ROWS + c]);
-                    let gradient = 2.0 * f64::from(before) + f64::from(inside);
-                    *sum += f64::from(errors[r * k + first + c]) * gradient;
-                }
+/// tr(E H Eᵀ) of rows: e H of 256 columns at a time in f32, from the stored half of H; products with e and
+/// their sums in f64, row by row.
+pub(super) fn proxy(errors: &[f32], h: &Symmetric, isa: Isa) -> f64 {
+    let k = h.n();
+    let rows = errors.len() / k;
+    let mut sums = vec![0.0; rows];
+    let (mut before, mut inside) = (vec![0.0; rows * PANEL_ROWS], vec![0.0; rows * PANEL_ROWS]);
+    for first in (0..k).step_by(PANEL_ROWS) {
+        let lower = h.lower(first);
+        let x = |from: usize| Strided { values: &errors[from..], stride: k, rows };
+        let square = Strided { values: &lower.values[first..], ..lower };
+        multiply(x(0), lower, first, &mut before, PANEL_ROWS, isa);
+        multiply(x(first), square, lower.rows, &mut inside, PANEL_ROWS, isa);
+        for (r, sum) in sums.iter_mut().enumerate() {
+            for c in 0..lower.rows {
+                let (before, inside) = (before[r * PANEL_ROWS + c], inside[r * PANEL_ROWS + c]);
+                let gradient = 2.0 * f64::from(before) + f64::from(inside);
+                *sum += f64::from(errors[r * k + first + c]) * gradient;
             }
         }
-        sums.iter().sum()
     }
+    sums.iter().sum()
 }
