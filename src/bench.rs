@@ -176,7 +176,8 @@ impl<'a> Worker<'a> {
             .planes(Matrix { out_features: rows as u64, in_features: IN_FEATURES as u64 }, Float::Bf16)
             .expect("every group size divides a power of two this large");
         // The planes of the whole part, as a build would write them.
-        let planes = layout.iter().map(|plane| vec![1; plane.bytes_of(plane.begun(0..rows as u64))]).collect();
+        let planes =
+            layout.iter().map(|plane| vec![1; plane.bytes_of(plane.begun(0..rows as u64))]).collect();
         let values = vec![0.0; STRIP_ROWS * IN_FEATURES];
         Self { quantizer, spec, isa, source, values, losses: vec![RowLoss::default(); STRIP_ROWS], planes }
     }

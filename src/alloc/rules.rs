@@ -185,7 +185,8 @@ impl Allocator for Rules<'_> {
             let fits = groups.find(|g| found.is_multiple_of(u64::from(g.get())));
             let help = match (problem, fits) {
                 (CodecError::NoTile { .. }, _) => {
-                    "give it `along` the other side, an affine codec, or `codec = \"keep\"`, in a `[[rule]]`".to_owned()
+                    "give it `along` the other side, an affine codec, or `codec = \"keep\"`, in a `[[rule]]`"
+                        .to_owned()
                 }
                 (_, Some(fits)) => format!(
                     "give it an affine codec with group {}, or `codec = \"keep\"`, in a `[[rule]]`",

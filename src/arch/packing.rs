@@ -53,7 +53,13 @@ impl Packing {
             let key = format!("quantization.{path}");
             match entry {
                 // Read below, for all modules.
-                _ if ["group_size", "bits", "mode", "states", "code", "along", "scales", "version"].contains(&path.as_str()) => continue,
+                _ if ["group_size", "mode", "version"]
+                    .iter()
+                    .chain(&Trellis::KEYS)
+                    .any(|key| key == path) =>
+                {
+                    continue;
+                }
                 Value::Object(entry) => modules.insert(path.clone(), Some(codec(&key, entry)?)),
                 Value::Bool(false) => modules.insert(path.clone(), None),
                 Value::Bool(true) => continue,
@@ -74,17 +80,15 @@ fn bad(key: &str, found: &Value, needed: &str) -> ArchError {
 
 /// The trellis that an entry describes.
 fn trellis(key: &str, entry: &Map<String, Value>) -> Result<CodecSpec, ArchError> {
-    let mut own = entry.clone();
-    own.remove("mode");
-    // At the top of the object, modules' own entries follow.
-    own.retain(|_, value| !(value.is_object() || value.is_boolean()));
     for (name, needed) in [("group_size", MAX_TILE as u64), ("version", u64::from(VERSION))] {
-        let found = own.remove(name).unwrap_or(Value::Null);
+        let found = entry.get(name).cloned().unwrap_or(Value::Null);
         if found.as_u64() != Some(needed) {
             return Err(bad(&format!("{key}.{name}"), &found, &format!("a trellis has {needed} here")));
         }
     }
-    let own = Value::Object(own);
+    // At the top of the object, modules' own entries follow.
+    let own = Trellis::KEYS.iter().filter_map(|key| Some(((*key).to_owned(), entry.get(*key)?.clone())));
+    let own = Value::Object(own.collect());
     Trellis::deserialize(&own).map(CodecSpec::Trellis).map_err(|error| bad(key, &own, &error.to_string()))
 }
 

@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use crate::arch::Folder;
 use crate::artifact::open::Artifact;
-use crate::checkpoint::{Checkpoint, Links};
+use crate::checkpoint::{Checkpoint, Links, TensorEntry};
+use crate::codec::trellis::{Along, Trellis};
 use crate::digest::Digest;
 use crate::failure::Outcome;
 use crate::tensor::{Dtype, Shape};
@@ -137,7 +138,7 @@ pub fn inspect(path: &Path) -> Outcome<Inspection> {
         for entry in checkpoint.tensors() {
             let base = entry.name.rsplit_once('.');
             let plane_of_packed = base.is_some_and(|(module, plane)| {
-                ["scales", "biases"].contains(&plane) && packed(checkpoint, module).is_some()
+                PLANES.contains(&plane) && packed(checkpoint, module).is_some()
             });
             if plane_of_packed {
                 continue;
@@ -150,8 +151,7 @@ pub fn inspect(path: &Path) -> Outcome<Inspection> {
                 .and_then(|(m, _)| Some((m, packed(checkpoint, m)?)))
             {
                 Some((module, (shape, bytes))) => {
-                    let (storage, in_features) = storage(quantization, module, checkpoint, &shape);
-                    let shape = shape.with_last(in_features);
+                    let (storage, shape) = storage(quantization, module, checkpoint, &shape);
                     ModuleRow {
                         name: format!("{prefix}{module}"),
                         storage,
@@ -202,33 +202,52 @@ pub fn inspect(path: &Path) -> Outcome<Inspection> {
     })
 }
 
+/// What a packed weight may have beside its codes.
+const PLANES: [&str; 3] = ["scales", "biases", "scales2"];
+
 /// The packed shape of a quantized module's weight and the bytes of all its planes.
 fn packed(checkpoint: &Checkpoint, module: &str) -> Option<(Shape, u64)> {
     let weight = checkpoint.get(&format!("{module}.weight")).filter(|entry| entry.dtype == Dtype::U32)?;
-    let scales = checkpoint.get(&format!("{module}.scales"))?;
-    let biases = checkpoint.get(&format!("{module}.biases")).map_or(0, |entry| entry.bytes());
-    Some((weight.shape.clone(), weight.bytes() + scales.bytes() + biases))
+    checkpoint.get(&format!("{module}.scales"))?;
+    let others = PLANES.iter().filter_map(|plane| checkpoint.get(&format!("{module}.{plane}")));
+    Some((weight.shape.clone(), weight.bytes() + others.map(TensorEntry::bytes).sum::<u64>()))
 }
 
-/// What a packed module is stored as, and its columns: from the config, else from its shapes.
+/// What a packed module is stored as, and the shape of its weight: from the config, else from its shapes.
 fn storage(
     quantization: &Option<serde_json::Value>,
     module: &str,
     checkpoint: &Checkpoint,
     packed: &Shape,
-) -> (String, u64) {
+) -> (String, Shape) {
     let own = quantization.as_ref().map(|q| q.get(module).filter(|entry| entry.is_object()).unwrap_or(q));
     let number = |key: &str| own.and_then(|q| q.get(key)?.as_u64());
     let mode = own.and_then(|q| q.get("mode")?.as_str()).unwrap_or("affine");
+    let trellis = own.filter(|_| mode == "trellis").and_then(|entry| {
+        let own = entry.as_object()?.iter().filter(|(key, _)| Trellis::KEYS.contains(&key.as_str()));
+        let own = own.map(|(key, value)| (key.clone(), value.clone())).collect();
+        Some((serde_json::from_value::<Trellis>(own).ok()?, packed.0.as_slice()))
+    });
+    if let Some((trellis, [leading @ .., last])) = trellis {
+        let shape = match (trellis.along(), leading) {
+            // [.., N / T, K, words of a tile]
+            (Along::Outputs, [leading @ .., tiles, in_features]) => {
+                let tile = last * 32 / u64::from(trellis.bits());
+                leading.iter().copied().chain([tiles * tile, *in_features]).collect()
+            }
+            _ => leading.iter().copied().chain([last * 32 / u64::from(trellis.bits())]).collect(),
+        };
+        return (trellis.to_string(), Shape(shape));
+    }
     match number("bits").zip(number("group_size")) {
         Some((bits @ 1..=32, group)) => {
             let name = if mode == "affine" { format!("affine-{bits}g{group}") } else { mode.to_owned() };
-            (name, packed.last() * 32 / bits)
+            (name, packed.with_last(packed.last() * 32 / bits))
         }
         _ => {
             let groups = checkpoint.get(&format!("{module}.scales")).map_or(1, |scales| scales.shape.last());
             // Without settings only the ratio is known; 64 is the usual group.
-            (format!("packed ({} words for {groups} groups)", packed.last()), groups * 64)
+            (format!("packed ({} words for {groups} groups)", packed.last()), packed.with_last(groups * 64))
         }
     }
 }

@@ -142,7 +142,9 @@ impl CodecSpec {
             CodecSpec::Affine { group, .. } => Some(group.get()),
             CodecSpec::Mxfp4 | CodecSpec::Mxfp8 => Some(32),
             CodecSpec::Nvfp4 => Some(16),
-            CodecSpec::Trellis(_) | CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 | CodecSpec::F32 => None,
+            CodecSpec::Trellis(_) | CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 | CodecSpec::F32 => {
+                None
+            }
         }
     }
 
@@ -162,7 +164,8 @@ impl CodecSpec {
         let affine = AffineBits::ALL
             .into_iter()
             .flat_map(|bits| GroupSize::ALL.into_iter().map(move |group| CodecSpec::Affine { bits, group }));
-        let trellis = trellis::BITS.map(|bits| CodecSpec::Trellis(Trellis::of(bits).expect("a number of bits")));
+        let trellis =
+            trellis::BITS.map(|bits| CodecSpec::Trellis(Trellis::of(bits).expect("a number of bits")));
         affine
             .chain(trellis)
             .chain([CodecSpec::Mxfp4, CodecSpec::Mxfp8, CodecSpec::Nvfp4])

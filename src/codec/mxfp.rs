@@ -77,10 +77,7 @@ impl Codec for Mxfp {
         let in_features = matrix.in_features;
         let groups = in_features / check_group(self.spec(), in_features)?;
         let words = in_features * self.bits() as u64 / 32;
-        Ok(vec![
-            Plane::of_rows("weight", Dtype::U32, words),
-            Plane::of_rows("scales", Dtype::U8, groups),
-        ])
+        Ok(vec![Plane::of_rows("weight", Dtype::U32, words), Plane::of_rows("scales", Dtype::U8, groups)])
     }
 
     fn decode(&self, _part: Part, _float: Float, planes: &[&[u8]], out: &mut [f32]) {

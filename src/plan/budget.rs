@@ -266,7 +266,8 @@ fn instance(
                 let (least, most) = Rules { recipe }.bounds(&module.output, source);
                 let bits = codec.code_bits().expect("`keep` is no candidate");
                 let cost = table.modules[&module.output.rule_path()].get(codec);
-                let allowed = (least..=most).contains(&bits) && codec.fits(Matrix::of(&module.output.shape)).is_ok();
+                let allowed =
+                    (least..=most).contains(&bits) && codec.fits(Matrix::of(&module.output.shape)).is_ok();
                 let Some(cost) = cost.filter(|_| allowed) else { return false };
                 way.bytes += module.stored_as(*codec, recipe, BUDGET, to).bytes();
                 way.cost += cost.nats;

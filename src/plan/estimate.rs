@@ -84,8 +84,7 @@ fn weights_per_second(codec: CodecSpec, encoder: &'static str, plan: &Plan) -> f
     let matrix = Matrix { out_features: rows as u64, in_features: ROW as u64 };
     // A sawtooth: no group is constant, and no two neighbours are equal.
     let values: Vec<f32> = (0..STRIP_ELEMENTS).map(|i| ((i * 37) % 101) as f32 / 101.0 - 0.5).collect();
-    let (Some(quantizer), Ok(planes)) =
-        (quantizer(encoder), codec::codec(codec).planes(matrix, Float::Bf16))
+    let (Some(quantizer), Ok(planes)) = (quantizer(encoder), codec::codec(codec).planes(matrix, Float::Bf16))
     else {
         return f64::INFINITY;
     };

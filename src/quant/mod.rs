@@ -276,7 +276,10 @@ pub trait Quantizer: Send + Sync {
 fn check_sizes(spec: CodecSpec, rows: Rows<'_>, planes: &[&mut [u8]], losses: &[RowLoss]) {
     assert_eq!(rows.values.len(), losses.len() * rows.in_features, "values of {} rows", losses.len());
     let layout = codec::codec(spec)
-        .planes(Matrix { out_features: losses.len() as u64, in_features: rows.in_features as u64 }, rows.float)
+        .planes(
+            Matrix { out_features: losses.len() as u64, in_features: rows.in_features as u64 },
+            rows.float,
+        )
         .expect("a plan asks only for codecs that fit the shape");
     assert_eq!(planes.len(), layout.len(), "planes of {spec}");
     for (plane, layout) in planes.iter().zip(layout) {

@@ -194,8 +194,8 @@ pub static KEYS: &[Key] = &[
         Section::Default,
         "encoder",
         "string",
-        "`\"mlx\"`",
-        "How codes are found: `mlx`, `refit`, `gptq` or `gptq-refit`",
+        "`\"mlx\"`, or `\"trellis\"` for a trellis",
+        "How codes are found: `mlx`, `refit`, `gptq` or `gptq-refit`; `trellis` or `ldlq` for a trellis",
     ),
     key(Section::Rule, "match", "glob", "required", "Which modules"),
     key(
@@ -210,7 +210,7 @@ pub static KEYS: &[Key] = &[
         "encoder",
         "string",
         "`default.encoder`",
-        "How their codes are found; `mlx` where the default's encoder cannot fill the codec",
+        "How their codes are found; where the default's encoder cannot fill the codec, its like: `ldlq` for `gptq-refit` and the reverse, `refit` for `trellis`, else `mlx` or `trellis`",
     ),
     key(
         Section::Rule,

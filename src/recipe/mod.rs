@@ -41,7 +41,7 @@ use self::sheet::{Sheet, base_of, check_encoder};
 use crate::codec::CodecSpec;
 use crate::digest::{Digest, Hasher};
 use crate::failure::Problems;
-use crate::quant::{ENCODERS, LDLQ, TRELLIS};
+use crate::quant::{ENCODERS, GPTQ, GPTQ_REFIT, LDLQ, TRELLIS};
 use crate::tensor::Layout;
 use crate::units::Bytes;
 
@@ -191,6 +191,16 @@ fn encoder_fills(encoder: &str, codec: CodecSpec) -> bool {
         CodecSpec::Trellis(_) => matches!(encoder, TRELLIS | LDLQ),
         CodecSpec::Affine { .. } => !matches!(encoder, TRELLIS | LDLQ),
         _ => codec.quantizes() && encoder == ENCODERS[0],
+    }
+}
+
+/// What does for the other codec what `encoder` does for its own.
+fn alike(encoder: &str) -> Option<&'static str> {
+    match encoder {
+        LDLQ => Some(GPTQ_REFIT),
+        TRELLIS => Some("refit"),
+        GPTQ | GPTQ_REFIT => Some(LDLQ),
+        _ => None,
     }
 }
 
@@ -365,11 +375,13 @@ impl Recipe {
         self.rules.iter().enumerate().find(|(_, rule)| rule.pattern.matches(module))
     }
 
-    /// The encoder of `choice`: its own, else the default's if that can fill the codec, else the one that needs no
-    /// second moments, `mlx` or `trellis`; `None` if the codec stores floats.
+    /// The encoder of `choice`: its own, else the default's or its [like](alike) if that can fill the codec, else `mlx` or
+    /// `trellis`; `None` if the codec stores floats.
     pub fn encoder<'a>(&'a self, choice: &'a Choice) -> Option<&'a str> {
         let stated = [&choice.encoder, &self.default.encoder].into_iter().flatten().map(String::as_str);
-        stated.chain([ENCODERS[0], TRELLIS]).find(|encoder| encoder_fills(encoder, choice.codec))
+        let like = self.default.encoder.as_deref().and_then(alike);
+        let all = stated.chain(like).chain([ENCODERS[0], TRELLIS]);
+        all.into_iter().find(|encoder| encoder_fills(encoder, choice.codec))
     }
 
     /// The source's folder, from the folder of the file that states it; `None` for other sources.

@@ -17,8 +17,8 @@ use super::pattern::Pattern;
 use super::text::{Origin, RecipeFile};
 use super::transform::TransformSheet;
 use super::{Choice, KeepPattern, Rule, Source, encoder_fills};
-use crate::codec::{AffineBits, CodecSpec, GroupSize};
 use crate::codec::trellis::{Along, Code, DEFAULT_CODE, DEFAULT_STATES, Scales, Trellis};
+use crate::codec::{AffineBits, CodecSpec, GroupSize};
 use crate::quant::ENCODERS;
 use crate::tensor::Layout;
 use crate::units::Bytes;
@@ -281,7 +281,9 @@ fn trellis(value: Value<'_>, report: &mut Report) -> Option<CodecSpec> {
     let table = value.table(Section::Trellis, report)?;
     // A number that is too large for its type is out of every range.
     let whole = |value: Value<'_>, report: &mut Report| {
-        value.integer(report).map(|(number, _)| number.and_then(|n| u32::try_from(n).ok()).unwrap_or(u32::MAX))
+        value
+            .integer(report)
+            .map(|(number, _)| number.and_then(|n| u32::try_from(n).ok()).unwrap_or(u32::MAX))
     };
     let bits = table.require("bits", report).and_then(|value| whole(value, report));
     let states = match table.get("states") {

@@ -263,7 +263,8 @@ fn encoder(recipe: &Recipe) -> &'static str {
 fn check_groups(plan: &Plan, modules: &[usize], candidates: &[CodecSpec]) -> Result<(), SensitivityError> {
     for codec in candidates {
         let outputs = modules.iter().map(|index| &plan.modules[*index].output);
-        let mut unfit = outputs.filter_map(|output| Some((output, codec.fits(Matrix::of(&output.shape)).err()?)));
+        let mut unfit =
+            outputs.filter_map(|output| Some((output, codec.fits(Matrix::of(&output.shape)).err()?)));
         if let Some((first, problem)) = unfit.next() {
             let (module, more) = (first.rule_path(), unfit.count());
             return Err(SensitivityError::DoesNotFit { problem, module, more });

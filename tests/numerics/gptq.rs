@@ -26,7 +26,7 @@ fn affine(bits: u32, group: u32) -> CodecSpec {
 }
 
 /// Three threads, each with every third part.
-fn threads(count: usize, part: &(dyn Fn(usize) + Sync)) {
+pub fn threads(count: usize, part: &(dyn Fn(usize) + Sync)) {
     std::thread::scope(|scope| {
         for thread in 0..3 {
             scope.spawn(move || (thread..count).step_by(3).for_each(part));
@@ -57,12 +57,12 @@ fn run(spec: CodecSpec, weighted: Weighted<'_>, options: &GptqOptions) -> (Encod
     run_on(spec, weighted, "mlx", options, Isa::best(), &serial).unwrap()
 }
 
-fn rows_of(weighted: Weighted<'_>) -> Rows<'_> {
+pub fn rows_of(weighted: Weighted<'_>) -> Rows<'_> {
     Rows { values: weighted.values, in_features: weighted.in_features, float: weighted.float, ahead: &[] }
 }
 
 /// tr(E H Eᵀ) of what the bytes decode to, in f64.
-fn proxy(spec: CodecSpec, weighted: Weighted<'_>, encoded: &Encoded) -> f64 {
+pub fn proxy(spec: CodecSpec, weighted: Weighted<'_>, encoded: &Encoded) -> f64 {
     let k = weighted.in_features;
     let decoded = encoded.decode(spec, rows_of(weighted));
     let h = weighted.hessian.to_full();
@@ -77,7 +77,7 @@ fn proxy(spec: CodecSpec, weighted: Weighted<'_>, encoded: &Encoded) -> f64 {
 }
 
 /// Second moments of rows whose neighbours are alike, with columns of unlike size.
-fn correlated(k: usize, t_count: usize, seed: u64) -> Symmetric {
+pub fn correlated(k: usize, t_count: usize, seed: u64) -> Symmetric {
     let mut random = Random(seed);
     let sizes: Vec<f64> = (0..k).map(|_| (0.5 * random.normal()).exp()).collect();
     let mut x = Vec::new();
@@ -94,7 +94,7 @@ fn correlated(k: usize, t_count: usize, seed: u64) -> Symmetric {
     h
 }
 
-fn gaussian(count: usize, float: Float, seed: u64) -> Vec<f32> {
+pub fn gaussian(count: usize, float: Float, seed: u64) -> Vec<f32> {
     let mut random = Random(seed);
     (0..count).map(|_| stored(float, 0.02 * random.normal())).collect()
 }

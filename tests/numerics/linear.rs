@@ -248,9 +248,7 @@ fn defined_fast(x: &[(f32, Vec<i32>)], codes: &[i32], parameters: &[(f32, f32)],
 #[test]
 fn the_fast_path_is_its_definition_for_every_codec_isa_and_shape_and_near_the_exact_one() {
     let mut random = Random(7);
-    let has_none = |spec| {
-        matches!(spec, CodecSpec::Trellis(_) | CodecSpec::Mxfp8) || !spec.quantizes()
-    };
+    let has_none = |spec| matches!(spec, CodecSpec::Trellis(_) | CodecSpec::Mxfp8) || !spec.quantizes();
     for spec in CodecSpec::all() {
         for float in floats(spec) {
             for k in row_lengths(spec) {

@@ -5,6 +5,7 @@ mod encoders;
 mod golden;
 mod gptq;
 mod hadamard;
+mod ldlq;
 mod linear;
 mod refit;
 mod statistics;

@@ -201,6 +201,7 @@ fn every_known_key_of_the_wrong_type_is_refused_at_its_place() {
             keys::Section::Budget => format!("budget.{name} = 1979-05-27"),
             keys::Section::Output => format!("output.{name} = 1979-05-27"),
             keys::Section::Affine => format!("default.codec.affine.{name} = 1979-05-27"),
+            keys::Section::Trellis => format!("default.codec.trellis.{name} = 1979-05-27"),
         };
         // `path` is the key that makes the others of `[source]` worth reading.
         let text = text.replace("source.path = 'x'\nsource.path", "source.path");

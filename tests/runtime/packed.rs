@@ -2,8 +2,8 @@
 //! computes.
 
 use serde_json::Value;
-use tqc::codec::{AffineBits, CodecSpec, GroupSize, codec};
-use tqc::tensor::Float;
+use tqc::codec::{AffineBits, CodecSpec, GroupSize, Matrix, Part, codec};
+use tqc::tensor::{Float, Shape};
 
 use super::*;
 use crate::common::{
@@ -19,6 +19,11 @@ fn spelled(spec: CodecSpec) -> String {
         CodecSpec::Affine { bits, group } => {
             format!("{{ affine = {{ bits = {}, group = {} }} }}", bits.get(), group.get())
         }
+        CodecSpec::Trellis(trellis) => {
+            let json = serde_json::to_string(&trellis).unwrap();
+            // A TOML table is JSON with other signs.
+            format!("{{ trellis = {} }}", json.replace(':', " = "))
+        }
         other => format!("\"{other}\""),
     }
 }
@@ -30,6 +35,11 @@ fn entry(value: &Value) -> CodecSpec {
         "mxfp4" => CodecSpec::Mxfp4,
         "mxfp8" => CodecSpec::Mxfp8,
         "nvfp4" => CodecSpec::Nvfp4,
+        "trellis" => {
+            let own =
+                ["bits", "states", "code", "along", "scales"].map(|key| (key.to_owned(), value[key].clone()));
+            CodecSpec::Trellis(serde_json::from_value(own.into_iter().collect()).unwrap())
+        }
         "affine" => CodecSpec::Affine {
             bits: AffineBits::try_from(number("bits")).unwrap(),
             group: GroupSize::try_from(number("group_size")).unwrap(),
@@ -49,7 +59,7 @@ fn decode(from: &Path, to: &Path) -> usize {
     let (mut floats, mut packed) = (Vec::new(), 0);
     for (name, tensor) in &tensors {
         let Some(module) = name.strip_suffix(".weight") else {
-            if !name.ends_with(".scales") && !name.ends_with(".biases") {
+            if ![".scales", ".scales2", ".biases"].iter().any(|suffix| name.ends_with(suffix)) {
                 floats.push(tensor.clone());
             }
             continue;
@@ -61,11 +71,19 @@ fn decode(from: &Path, to: &Path) -> usize {
         packed += 1;
         let spec = entry(packing.get(module).unwrap_or(&packing));
         let mut shape = tensor.shape.clone();
-        let columns = scales.shape.last().unwrap() * u64::from(spec.group().unwrap());
-        *shape.last_mut().unwrap() = columns;
+        match spec {
+            CodecSpec::Trellis(trellis) => {
+                // [.., N / T, K, words of a tile]
+                let words = shape.pop().unwrap();
+                let tiles = shape.len() - 2;
+                shape[tiles] *= words * 32 / u64::from(trellis.bits());
+            }
+            _ => *shape.last_mut().unwrap() = scales.shape.last().unwrap() * u64::from(spec.group().unwrap()),
+        }
+        let matrix = Matrix::of(&Shape(shape.clone()));
         let mut planes = vec![tensor.bytes.as_slice(), scales.bytes.as_slice()];
-        if let Some(biases) = tensors.get(&format!("{module}.biases")) {
-            planes.push(&biases.bytes);
+        for suffix in ["biases", "scales2"] {
+            planes.extend(tensors.get(&format!("{module}.{suffix}")).map(|plane| plane.bytes.as_slice()));
         }
         let float = match scales.dtype.as_str() {
             "F16" => Float::F16,
@@ -73,7 +91,7 @@ fn decode(from: &Path, to: &Path) -> usize {
             _ => Float::Bf16,
         };
         let mut values = vec![0.0; shape.iter().product::<u64>() as usize];
-        codec(spec).decode(columns as usize, float, &planes, &mut values);
+        codec(spec).decode(Part { matrix, first: 0 }, float, &planes, &mut values);
         floats.push(Tensor::of_floats(name, &shape, &values));
     }
     write_safetensors(&to.join("model.safetensors"), &floats);
@@ -159,6 +177,8 @@ fn packed_models_have_the_same_bits_on_every_instruction_set_with_any_threads_an
         CodecSpec::Mxfp4,
         CodecSpec::Mxfp8,
         CodecSpec::Nvfp4,
+        "trellis-3".parse().unwrap(),
+        "trellis-2-L14-mul1-inputs-one".parse().unwrap(),
     ];
     for family in ["llama", "qwen3_5_moe"] {
         let dir = temp();

@@ -78,7 +78,9 @@ impl LinearOp for Exact {
                 });
             }
             CodecSpec::Trellis(_) => {
-                trellis::in_tiles(&self.weight, rows, |decoded, rows| self.multiply(decoded, input, rows, out));
+                trellis::in_tiles(&self.weight, rows, |decoded, rows| {
+                    self.multiply(decoded, input, rows, out)
+                });
             }
             CodecSpec::Mxfp4 => {
                 self.multiply(MxfpRows::<4>::new(Mxfp::Mxfp4, mxfp(), n, k), input, rows, out);

@@ -24,7 +24,8 @@ thread_local! {
 pub(super) fn in_tiles(weight: &Packed, rows: Range<usize>, mut to: impl FnMut(Decoded<'_>, Range<usize>)) {
     let in_features = weight.in_features;
     let before = weight.part.first as usize;
-    let tall = weight.layout().iter().map(|plane| plane.height).find(|height| *height > 1).unwrap_or(1) as usize;
+    let tall =
+        weight.layout().iter().map(|plane| plane.height).find(|height| *height > 1).unwrap_or(1) as usize;
     // A matrix's own scales are no tile; without tiles of several rows, some are decoded together all the same.
     let tall = if tall as u64 == weight.part.matrix.out_features { STEP } else { tall };
     let mut values = ROOM.take();

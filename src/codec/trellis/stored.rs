@@ -102,6 +102,9 @@ impl From<Trellis> for Fields {
 }
 
 impl Trellis {
+    /// Names of the parameters, as recipes and configs have them.
+    pub const KEYS: [&str; 5] = ["bits", "states", "code", "along", "scales"];
+
     /// The codec with these parameters.
     ///
     /// # Errors
@@ -276,9 +279,8 @@ impl Codec for Trellis {
             let bytes = planes[0][4 * number * per_tile..].as_chunks::<4>().0;
             bytes[..per_tile].iter().map(|bytes| u32::from_le_bytes(*bytes))
         };
-        let scale = |plane: usize, index: usize| {
-            f16_to_f32(u16::from_le_bytes(planes[plane].as_chunks().0[index]))
-        };
+        let scale =
+            |plane: usize, index: usize| f16_to_f32(u16::from_le_bytes(planes[plane].as_chunks().0[index]));
         // Of the planes that hold a matrix's inputs, the one that row r is of.
         let input = |plane: usize, r: usize, c: usize| scale(plane, (r / n - first / n) * k + c);
         let output = |plane: usize, r: usize| scale(plane, r - first);
@@ -339,7 +341,9 @@ mod tests {
             let json = serde_json::to_string(&trellis).unwrap();
             assert_eq!(serde_json::from_str::<Trellis>(&json).unwrap(), trellis);
         }
-        for text in ["trellis", "trellis-5", "trellis-03", "trellis-3-L12", "trellis-3-bs12", "trellis-3-one-inputs"] {
+        for text in
+            ["trellis", "trellis-5", "trellis-03", "trellis-3-L12", "trellis-3-bs12", "trellis-3-one-inputs"]
+        {
             assert_eq!(text.parse::<Trellis>(), Err(NotTrellis), "{text}");
         }
         let minimal: Trellis = serde_json::from_str(r#"{"bits": 3}"#).unwrap();

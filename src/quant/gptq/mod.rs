@@ -385,7 +385,8 @@ impl Run<'_> {
     fn decode(&self, strip: &Strip<'_>) -> Vec<f32> {
         let planes: Vec<&[u8]> = strip.planes.iter().map(|plane| &**plane).collect();
         let mut out = vec![0.0; strip.rows.values.len()];
-        let matrix = Matrix { out_features: strip.losses.len() as u64, in_features: strip.rows.in_features as u64 };
+        let matrix =
+            Matrix { out_features: strip.losses.len() as u64, in_features: strip.rows.in_features as u64 };
         codec::codec(self.codec).decode(Part { matrix, first: 0 }, strip.rows.float, &planes, &mut out);
         out
     }

@@ -38,7 +38,7 @@ use crate::codec::trellis::{Along, Trellis, TrellisError};
 use crate::codec::{CodecSpec, Matrix};
 use crate::isa::Isa;
 use crate::linalg::{Factor, NotPositive};
-use crate::numeric::{Parallel, f16_from_f32};
+use crate::numeric::{Parallel, f16_from_f32, serial};
 
 pub use scales::drift;
 use scales::{ScaleError, Vectors};
@@ -74,7 +74,6 @@ impl Quantizer for Nearest {
         planes: &mut [&mut [u8]],
         losses: &mut [RowLoss],
     ) -> Result<Repairs, QuantError> {
-        let serial = |count: usize, part: &(dyn Fn(usize) + Sync)| (0..count).for_each(part);
         nearest(codec, rows, isa, &serial, planes, losses)
     }
 }
@@ -183,7 +182,11 @@ pub fn solve(
         match tried {
             Ok((state, loss, saturated, penalty)) => {
                 job.store(&state, planes, losses);
-                repairs = Repairs { scale_underflow: scales.underflows, path_saturated: saturated, ..Repairs::default() };
+                repairs = Repairs {
+                    scale_underflow: scales.underflows,
+                    path_saturated: saturated,
+                    ..Repairs::default()
+                };
                 (report.damping, report.loss) = (Some(rung), loss);
                 report.penalty = (job.columns_together() > 1).then_some(penalty);
                 break;
@@ -229,7 +232,11 @@ struct State {
 impl State {
     fn new(job: &Job<'_>, vectors: Vectors) -> Self {
         let tiles = job.rows.values.len() / job.encoder.tile();
-        Self { vectors, words: vec![0; tiles * job.encoder.words()], errors: vec![0.0; job.rows.values.len()] }
+        Self {
+            vectors,
+            words: vec![0; tiles * job.encoder.words()],
+            errors: vec![0.0; job.rows.values.len()],
+        }
     }
 }
 
@@ -249,7 +256,8 @@ impl<'a> Job<'a> {
         let count = rows.values.len() / rows.in_features;
         let matrix = Matrix { out_features: count as u64, in_features: rows.in_features as u64 };
         let tile = trellis.tile(matrix).expect("a plan asks only for codecs that fit the shape");
-        let encoder = Encoder::new(trellis.code(), trellis.bits(), trellis.states(), tile, Options::default());
+        let encoder =
+            Encoder::new(trellis.code(), trellis.bits(), trellis.states(), tile, Options::default());
         let encoder = encoder.expect("a trellis codec has an encoder");
         Ok(Self { trellis, rows, count, encoder, isa, parallel })
     }
@@ -270,7 +278,8 @@ impl<'a> Job<'a> {
     }
 
     fn scales(&self, feedback: bool) -> Result<scales::Found, QuantError> {
-        scales::find(self, feedback).map_err(|ScaleError { row, value }| QuantError::ScaleOverflow { row, value })
+        scales::find(self, feedback)
+            .map_err(|ScaleError { row, value }| QuantError::ScaleOverflow { row, value })
     }
 
     /// Runs `work` on every strip; what it returns, in order.
@@ -279,7 +288,12 @@ impl<'a> Job<'a> {
         let State { vectors, words, errors } = state;
         let vectors = &*vectors;
         let words_together = rows * k / self.encoder.tile() * self.encoder.words();
-        let parts = self.rows.values.chunks(rows * k).zip(errors.chunks_mut(rows * k)).zip(words.chunks_mut(words_together));
+        let parts = self
+            .rows
+            .values
+            .chunks(rows * k)
+            .zip(errors.chunks_mut(rows * k))
+            .zip(words.chunks_mut(words_together));
         let strips: Vec<_> = parts
             .enumerate()
             .map(|(s, ((values, errors), words))| {
@@ -299,7 +313,8 @@ impl<'a> Job<'a> {
     /// tr(E H Eᵀ) of errors that are `[N, K]`.
     fn loss(&self, errors: &[f32], h: &crate::linalg::Symmetric) -> f64 {
         let k = self.rows.in_features;
-        let parts: Vec<_> = errors.chunks(self.rows_together() * k).map(|part| Mutex::new((part, 0.0))).collect();
+        let parts: Vec<_> =
+            errors.chunks(self.rows_together() * k).map(|part| Mutex::new((part, 0.0))).collect();
         (self.parallel)(parts.len(), &|s| {
             let mut part = parts[s].lock().expect("each part is visited once");
             part.1 = proxy(part.0, h, self.isa);

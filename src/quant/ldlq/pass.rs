@@ -16,7 +16,11 @@ pub(super) struct Feedback<'a> {
 
 impl Job<'_> {
     /// Codes every tile, and fills words and errors; the number of tiles whose fixed-point costs saturated.
-    pub(super) fn pass(&self, feedback: Option<Feedback<'_>>, state: &mut State) -> Result<u64, TrellisError> {
+    pub(super) fn pass(
+        &self,
+        feedback: Option<Feedback<'_>>,
+        state: &mut State,
+    ) -> Result<u64, TrellisError> {
         let done = self.strips(state, &|vectors, strip| match self.trellis.along() {
             Along::Outputs => dispatch(self.isa, Columns { job: self, feedback, vectors, strip }),
             Along::Inputs => self.rows_pass(feedback, vectors, strip),
@@ -106,7 +110,14 @@ impl Kernel for Columns<'_, '_> {
             let width = PANEL.min(k - first);
             if let Some(Feedback { factor, .. }) = feedback {
                 let before = Strided { values: errors, stride: k, rows: tile };
-                multiply(before, Strided { rows: width, ..factor.lower(first) }, first, &mut fed, PANEL, job.isa);
+                multiply(
+                    before,
+                    Strided { rows: width, ..factor.lower(first) },
+                    first,
+                    &mut fed,
+                    PANEL,
+                    job.isa,
+                );
             }
             for c in 0..width {
                 let at = feedback.and_then(|f| f.order).map_or(first + c, |order| order[first + c]);

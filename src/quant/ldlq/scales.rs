@@ -113,7 +113,8 @@ pub(super) fn find(job: &Job<'_>, feedback: bool) -> Result<Found, ScaleError> {
             }
         }
     }
-    let g = trellis.code().operating_scale(trellis.bits(), trellis.states()).expect("the trellis was checked");
+    let g =
+        trellis.code().operating_scale(trellis.bits(), trellis.states()).expect("the trellis was checked");
     let drift = if feedback { drift(trellis.bits()) } else { 1.0 };
     let unit = f64::from(drift) / (f64::from(g) * trellis.code().unit());
     // With two vectors the unit goes to both by a power of two that keeps either far from f16's ends.
@@ -142,8 +143,16 @@ pub(super) fn find(job: &Job<'_>, feedback: bool) -> Result<Found, ScaleError> {
     let ones = |count: usize| vec![1.0; count];
     let one = trellis.scales() == Scales::One;
     let vectors = Vectors {
-        inputs: if one && trellis.along() == Along::Inputs { ones(k) } else { stored(&inputs, to_inputs, false)? },
-        outputs: if one && trellis.along() == Along::Outputs { ones(n) } else { stored(&outputs, to_outputs, true)? },
+        inputs: if one && trellis.along() == Along::Inputs {
+            ones(k)
+        } else {
+            stored(&inputs, to_inputs, false)?
+        },
+        outputs: if one && trellis.along() == Along::Outputs {
+            ones(n)
+        } else {
+            stored(&outputs, to_outputs, true)?
+        },
     };
     Ok(Found { vectors, underflows })
 }

@@ -61,7 +61,14 @@ impl Kernel for Sweep<'_, '_> {
             let h_rows = &mut h_rows[..width * k];
             h.gather(first..first + width, h_rows);
             let stored = Strided { values: errors, stride: k, rows: tile };
-            multiply(stored, Strided { values: h_rows, stride: k, rows: width }, k, &mut gradient, PANEL, job.isa);
+            multiply(
+                stored,
+                Strided { values: h_rows, stride: k, rows: width },
+                k,
+                &mut gradient,
+                PANEL,
+                job.isa,
+            );
             for c in 0..width {
                 for row in 0..tile {
                     let error = errors[row * k + first + c];
