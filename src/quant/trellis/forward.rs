@@ -19,7 +19,7 @@ pub(super) struct Aligned {
 
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
-struct Line([u16; 32]);
+struct Line(#[expect(dead_code, reason = "read as words")] [u16; 32]);
 
 impl Aligned {
     /// Makes room for `len` words; what they hold is unspecified.

@@ -122,7 +122,7 @@ impl<const COUNT: usize> Words for Plain<COUNT> {
     }
     #[inline(always)]
     fn zip(self, other: Self) -> (Self, Self) {
-        let lane = |i: usize| if i % 2 == 0 { self.0[i / 2] } else { other.0[i / 2] };
+        let lane = |i: usize| if i.is_multiple_of(2) { self.0[i / 2] } else { other.0[i / 2] };
         (Self(std::array::from_fn(lane)), Self(std::array::from_fn(|i| lane(COUNT + i))))
     }
 }
