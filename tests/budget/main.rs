@@ -370,7 +370,7 @@ fn a_comparison_needs_the_disk_of_both_choices() {
 #[test]
 fn a_build_takes_over_what_a_killed_comparison_found() {
     let case = Case::new("qwen3_5");
-    let (recipe, out) = (case.calibrated("", ""), case.dir.path().join("out"));
+    let (recipe, out) = (case.calibrated("text = \"text.jsonl\"", ""), case.dir.path().join("out"));
     let whole = tqc!("build", recipe, "--source", case.source, "-o", case.dir.path().join("whole"), "--json")
         .expect(0);
     let slow =
@@ -421,7 +421,7 @@ fn a_fold_that_a_comparison_found_exact_is_not_held_against_the_source_again() {
     use tqc::build::{Before, Options, Unfinished, build};
     use tqc::fold::{KeepFolder, Watch};
     let case = Case::new("llama-untied");
-    let recipe = case.calibrated("", "[transform]\nrotation = \"hadamard\"\n");
+    let recipe = case.calibrated("text = \"text.jsonl\"", "[transform]\nrotation = \"hadamard\"\n");
     let plan = std::sync::Arc::new(case.planned(&recipe));
     let stop = std::sync::atomic::AtomicBool::new(false);
     let folder = KeepFolder(case.dir.path().join("kept"));

@@ -404,7 +404,7 @@ fn built_page(dir: &Path) -> (Value, String) {
         names.map(|name| (name.clone(), if name.contains("layers.1.") { 64.0 } else { 1.0 })).collect();
     write_json(&dir.join("<script>costs.json"), &json!(costs));
     let budget =
-        "[budget]\nbits-per-weight = 8.5\nsensitivity = '<script>costs.json'\ntext = '<i>held.jsonl'\n";
+        "[budget]\nbits-per-weight = 7.0\nsensitivity = '<script>costs.json'\ntext = '<i>held.jsonl'\n";
     let path = recipe(dir, &format!("{start}{budget}"));
     let artifact = dir.join("artifact");
     tqc!("build", path, "--source", source, "-o", artifact).expect(0);
