@@ -1,9 +1,10 @@
 //! What the operating system says of this process and its disks.
 
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -25,6 +26,11 @@ impl PeakMemory {
         self.resident = self.resident.max(now.resident);
         self.anonymous = self.anonymous.max(now.anonymous);
     }
+
+    /// The larger of two, number by number.
+    pub fn max(self, other: Self) -> Self {
+        Self { resident: self.resident.max(other.resident), anonymous: self.anonymous.max(other.anonymous) }
+    }
 }
 
 /// Runs `work`, and says what the process held meanwhile.
@@ -45,6 +51,46 @@ pub fn watching<T>(work: impl FnOnce() -> T) -> (T, PeakMemory) {
         drop(raise);
         (result, watcher.join().expect("the watcher does not panic"))
     })
+}
+
+/// How long [`lock`] waits for another process. The system takes the memory of a killed process apart before it closes
+/// its files, and some gigabytes of pages take longer than a person needs to type `--resume`.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
+
+/// The lock file at `path`, made if it is not there, and locked by this process; none if another one holds it, or takes
+/// it away with its folder, for two seconds. The folder is made, too.
+///
+/// # Errors
+/// Those of the file system, and what could not be done.
+pub fn lock(path: &Path) -> Result<Option<File>, (&'static str, io::Error)> {
+    let until = Instant::now() + LOCK_WAIT;
+    loop {
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(|error| ("create the folder of", error))?;
+        }
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path);
+        let file = file.map_err(|error| ("open", error))?;
+        loop {
+            match file.try_lock() {
+                // Who has just ended took the folder away, and this file with it.
+                Ok(()) if is_same_file(&file, path) => return Ok(Some(file)),
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) if Instant::now() >= until => return Ok(None),
+                Err(TryLockError::WouldBlock) => std::thread::sleep(SAMPLE_EVERY),
+                Err(TryLockError::Error(error)) => return Err(("lock", error)),
+            }
+        }
+        if Instant::now() >= until {
+            return Ok(None);
+        }
+    }
+}
+
+/// Whether the open file is still what the path leads to.
+pub fn is_same_file(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    let id = |meta: &std::fs::Metadata| (meta.dev(), meta.ino());
+    matches!((file.metadata(), std::fs::metadata(path)), (Ok(a), Ok(b)) if id(&a) == id(&b))
 }
 
 const SAMPLE_EVERY: Duration = Duration::from_millis(20);
@@ -101,4 +147,25 @@ pub fn processor() -> Option<String> {
     let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("model name"))?;
     Some(line.trim_start().strip_prefix(':')?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_is_waited_for_and_found_again_where_its_folder_was_taken_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("work/lock");
+        let first = lock(&path).unwrap().expect("nobody holds it");
+        assert!(lock(&path).unwrap().is_none(), "it is held all the time");
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| lock(&path).unwrap());
+            std::thread::sleep(Duration::from_millis(200));
+            std::fs::remove_dir_all(dir.path().join("work")).unwrap();
+            drop(first);
+            let second = second.join().unwrap().expect("it came free in time");
+            assert!(is_same_file(&second, &path));
+        });
+    }
 }

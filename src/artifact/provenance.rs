@@ -261,6 +261,47 @@ pub struct CalibrationRecord {
     pub modules: Vec<WeighedRecord>,
 }
 
+/// What came of all modules of a calibration.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct CalibrationTotals {
+    /// Modules whose errors were weighed.
+    pub modules: u64,
+    /// Their matrices: every expert has its own.
+    pub matrices: u64,
+    /// Modules that needed more than the first damping.
+    pub damped: u64,
+    /// Matrices that were rounded to nearest after all.
+    pub fallbacks: u64,
+    /// Experts that saw too few tokens.
+    pub few: u64,
+    /// tr(E H Eᵀ) / tr(W H Wᵀ) of what would stand in, on average over modules.
+    pub nearest: f64,
+    /// The same of what is stored.
+    pub loss: f64,
+    /// What is stored over what would stand in, on average over modules where that has a loss.
+    pub ratio: f64,
+}
+
+impl CalibrationRecord {
+    /// Counts and means over modules.
+    pub fn totals(&self) -> CalibrationTotals {
+        let modules = &self.modules;
+        let mean = |values: Vec<f64>| values.iter().sum::<f64>() / values.len().max(1) as f64;
+        let of = |value: fn(&WeighedRecord) -> f64| mean(modules.iter().map(value).collect());
+        let lossy = modules.iter().filter(|module| module.nearest > 0.0);
+        CalibrationTotals {
+            modules: modules.len() as u64,
+            matrices: modules.iter().map(|module| module.experts.len().max(1) as u64).sum(),
+            damped: modules.iter().filter(|m| m.damping.is_some_and(|d| d > self.damping)).count() as u64,
+            fallbacks: modules.iter().map(|module| module.fallbacks).sum(),
+            few: modules.iter().flat_map(|m| &m.experts).filter(|expert| expert.few).count() as u64,
+            nearest: of(|module| module.nearest),
+            loss: of(|module| module.loss),
+            ratio: mean(lossy.map(|module| module.loss / module.nearest).collect()),
+        }
+    }
+}
+
 /// Rows that were calibrated on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

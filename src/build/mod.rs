@@ -21,7 +21,7 @@ use serde::Serialize;
 
 pub(crate) use run::Results;
 pub(crate) use staging::SealedModule;
-pub use staging::{Unfinished, check_target, is_same_file, measuring_path, staging_path};
+pub use staging::{Unfinished, check_target, measuring_path, staging_path};
 
 use crate::arch::Fate;
 use crate::artifact::config::pretty_json;
@@ -54,6 +54,36 @@ pub struct Options<'a> {
     pub progress: &'a dyn Progress,
     /// Where a measurement kept what it found.
     pub found: &'a dyn Keep,
+    /// What the same command did before.
+    pub before: Before,
+}
+
+/// What a command did before it began to build.
+#[derive(Debug, Clone, Copy)]
+pub struct Before {
+    /// When the command began.
+    pub began: Instant,
+    /// Seconds in which bases were measured; none if none were.
+    pub measure_s: Option<f64>,
+    /// Seconds in which the choice of a budget was compared with an even one; none if it was not.
+    pub compare_s: Option<f64>,
+    /// What the process held meanwhile.
+    pub peak: PeakMemory,
+}
+
+impl Before {
+    /// A command that begins now.
+    pub fn nothing() -> Self {
+        Self { began: Instant::now(), measure_s: None, compare_s: None, peak: PeakMemory::default() }
+    }
+
+    /// Runs `work`; what it returned, and the seconds it took.
+    pub fn watch<T>(&mut self, work: impl FnOnce() -> T) -> (T, f64) {
+        let start = Instant::now();
+        let (result, peak) = watching(work);
+        self.peak = self.peak.max(peak);
+        (result, start.elapsed().as_secs_f64())
+    }
 }
 
 /// Is told how far a build is.
@@ -85,9 +115,13 @@ pub struct Built {
     pub notes: Vec<Note>,
     /// Modules that an earlier, unfinished build had finished.
     pub resumed_modules: usize,
-    /// Wall time, seconds.
+    /// Wall time of the command up to publication, seconds.
     pub elapsed_s: f64,
-    /// What the process held at most.
+    /// Of it, seconds in which bases were measured; none if none were.
+    pub measure_s: Option<f64>,
+    /// Of it, seconds in which the choice of a budget was compared with an even one; none if it was not.
+    pub compare_s: Option<f64>,
+    /// What the process held at most, measuring and comparing included.
     pub peak: PeakMemory,
     /// Digest of all files that were read from the source but the tokenizer's, as [`digest_of_files`] takes
     /// it: `config.json`, the weight files, other copied files.
@@ -231,7 +265,6 @@ impl Finished {
 /// [`BuildError`], [`crate::plan::PlanError::Strict`], or the checkpoint's if a file changed meanwhile.
 /// Nothing is left behind unless work is finished that a resume can use.
 pub fn build(plan: &Arc<Plan>, options: &Options<'_>) -> Outcome<Finished> {
-    let start = Instant::now();
     if options.strict {
         plan.check_strict()?;
     }
@@ -250,8 +283,7 @@ pub fn build(plan: &Arc<Plan>, options: &Options<'_>) -> Outcome<Finished> {
         Ok((folded, results))
     };
     let (made, peak) = watching(made);
-    let result =
-        made.and_then(|(folded, results)| finish(plan, options, &staging, &folded, results, peak, start));
+    let result = made.and_then(|(folded, results)| finish(plan, options, &staging, &folded, results, peak));
     options.progress.end();
     match result {
         Ok(built) => Ok(Finished { built, staging, unmade }),
@@ -335,7 +367,6 @@ fn finish(
     folded: &Folded,
     results: Results,
     peak: PeakMemory,
-    start: Instant,
 ) -> Result<Built, Ending> {
     options.progress.phase("writing");
     let stop = |failure: Box<dyn Failure>| Ending { failure, keep: false };
@@ -380,8 +411,10 @@ fn finish(
         calibration: folded.calibration.clone(),
         notes,
         resumed_modules: results.resumed_modules,
-        elapsed_s: start.elapsed().as_secs_f64(),
-        peak,
+        elapsed_s: options.before.began.elapsed().as_secs_f64(),
+        measure_s: options.before.measure_s,
+        compare_s: options.before.compare_s,
+        peak: options.before.peak.max(peak),
         source_sha256: pinned_source(plan, &provenance),
         tokenizer_sha256: provenance.tokenizer_sha256,
     };
@@ -389,6 +422,8 @@ fn finish(
         "threads": plan.threads,
         "isa": plan.isa.to_string(),
         "elapsed_s": built.elapsed_s,
+        "measure_s": built.measure_s,
+        "compare_s": built.compare_s,
         "peak_resident_bytes": built.peak.resident,
         "peak_anonymous_bytes": built.peak.anonymous,
         "resumed_modules": built.resumed_modules,

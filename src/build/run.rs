@@ -15,13 +15,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::schedule::{Ended, Schedule};
-use super::staging::{Entry, SealedModule, Staging, is_same_file};
+use super::staging::{Entry, SealedModule, Staging};
 use super::{BuildError, Progress};
 use crate::digest::{Digest, Hasher};
 use crate::encode::{self, Encoded, encode_panel, release_panel};
 use crate::fold::Prepared;
 use crate::plan::{Module, Plan};
-use crate::process::Raise;
+
+use crate::process::{Raise, is_same_file};
 use crate::quant::{Repairs, RowLoss};
 
 /// Bytes of a source that one digest job reads: what may be resident of it at a time, per thread.

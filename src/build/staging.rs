@@ -11,7 +11,7 @@
 //! believes a line only if the bytes on disk have that digest. So neither a kill nor a power cut between
 //! the two can do harm, and no line needs a sync of its own.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -23,6 +23,7 @@ use super::BuildError;
 use crate::artifact::open::{Artifact, files_below};
 use crate::digest::Digest;
 use crate::fold::{Keep, KeepFolder};
+use crate::process::{is_same_file, lock};
 use crate::quant::{Repairs, RowLoss};
 
 /// The work that a journal belongs to: the plan, and the source files as the file system describes them.
@@ -154,19 +155,9 @@ impl Staging {
         check_replaceable(target)?;
         let root = staging_path(target)?;
         check_staging(&root)?;
-        std::fs::create_dir_all(&root).map_err(|e| BuildError::io("create", &root, e))?;
         let lock_path = root.join("lock");
-        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path);
-        let lock = lock.map_err(|e| BuildError::io("open", &lock_path, e))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(BuildError::InUse { path: target.to_owned() }),
-            Err(TryLockError::Error(e)) => return Err(BuildError::io("lock", &lock_path, e)),
-        }
-        // A build that has just ended takes its folder away, and its lock with it.
-        if !is_same_file(&lock, &lock_path) {
-            return Err(BuildError::InUse { path: target.to_owned() });
-        }
+        let lock = lock(&lock_path).map_err(|(what, e)| BuildError::io(what, &lock_path, e))?;
+        let lock = lock.ok_or_else(|| BuildError::InUse { path: target.to_owned() })?;
         let journal_path = root.join("journal.jsonl");
         let mut entries =
             read_journal(&journal_path).map_err(|e| BuildError::io("read", &journal_path, e))?;
@@ -301,13 +292,6 @@ fn check_staging(root: &Path) -> Result<(), BuildError> {
         }
     }
     Ok(())
-}
-
-/// Whether the open file is still what the path leads to.
-pub fn is_same_file(file: &File, path: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt as _;
-    let id = |meta: &std::fs::Metadata| (meta.dev(), meta.ino());
-    matches!((file.metadata(), std::fs::metadata(path)), (Ok(a), Ok(b)) if id(&a) == id(&b))
 }
 
 /// Refuses a target that [`super::build`] would refuse, without touching it.

@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
@@ -38,7 +38,7 @@ use crate::backend::cpu::Cpu;
 use crate::digest::Digest;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::fold::{Folded, Planned, Watch, fold};
-use crate::plan::{CalibratedFrom, CalibrationPlan, Module, Note, NoteKind, Plan, ROWS_IN_MEMORY};
+use crate::plan::{CalibratedFrom, CalibrationPlan, Module, Note, NoteKind, Plan};
 use crate::quant::weighs;
 use crate::recipe::Activations;
 use crate::runtime::{Residual, Stream, Weights};
@@ -115,9 +115,6 @@ impl Failure for CalibError {
 
 /// The file of rows that were kept.
 const ROWS: &str = "rows-kept";
-
-/// How often rows are kept for a resume.
-const KEEP_EVERY: Duration = Duration::from_secs(20);
 
 /// Rows of the head's input that are summed at a time.
 const HEAD_ROWS: usize = 512;
@@ -290,7 +287,7 @@ impl<'a> Calibration<'a> {
 
     /// A residual stream of so many values, in a file if they are many and there is a place.
     fn residual(&self, name: &str, values: usize) -> Result<Residual, CalibError> {
-        match self.watch.keep.place(name).filter(|_| 4 * values as u64 > ROWS_IN_MEMORY.0) {
+        match self.watch.keep.place(name).filter(|_| 4 * values as u64 > self.plan.rows.in_memory.0) {
             Some(path) => Residual::in_file(&path, values).map_err(io("create", &path)),
             None => Ok(Residual::in_memory(values)),
         }
@@ -377,7 +374,7 @@ impl<'a> Calibration<'a> {
                 again.step(&mut ())?;
                 stream.resume(layer + 1, again.into_residual());
             }
-            if kept.elapsed() > KEEP_EVERY {
+            if kept.elapsed() >= self.plan.rows.keep_every {
                 self.keep_rows(&stream)?;
                 kept = Instant::now();
             }
@@ -394,6 +391,10 @@ impl<'a> Calibration<'a> {
                 return Err(CalibError::NonFinite { module: path }.into());
             }
             self.take("head", &head, &Inputs::of(&path, input))?;
+        }
+        // Nothing is left that a row could be needed for.
+        if let Some(path) = self.watch.keep.find(ROWS) {
+            std::fs::remove_file(&path).map_err(io("remove", &path))?;
         }
         Ok(())
     }

@@ -12,15 +12,15 @@ use super::plan::seconds;
 use super::progress::Bar;
 use super::{CliError, Common, Machine, RecipeArgs, fetch, print};
 use crate::artifact::provenance::{
-    CalibrationRecord, ComparedRecord, ComparedRow, RotationRecord, TransformRecord,
+    CalibrationRecord, CalibrationTotals, ComparedRecord, ComparedRow, RotationRecord, TransformRecord,
 };
 use crate::build::{
-    Built, Options, Progress as _, Unfinished, build, check_target, measuring_path, staging_path,
+    Before, Built, Options, Progress as _, Unfinished, build, check_target, measuring_path, staging_path,
 };
 use crate::control::compare;
 use crate::digest::{Digest, canonical_json};
 use crate::failure::{Exit, Outcome};
-use crate::fold::{Keep, KeepFolder, Watch};
+use crate::fold::{Asked, Keep, KeepFolder, Watch};
 use crate::measure::measure;
 use crate::plan::{Limits, Note, NoteKind, Plan, SourceFolder, plan};
 use crate::recipe::{Control, Lock, Recipe, RotationKind, differences_text};
@@ -57,6 +57,7 @@ pub struct BuildArgs {
 
 impl BuildArgs {
     pub fn run(self) -> Outcome<Exit> {
+        let before = Before::nothing();
         let lock_path = self.recipe.recipe.with_extension("lock");
         if self.write_lock {
             check_lock_place(&self.recipe.recipe, &lock_path)?;
@@ -76,8 +77,11 @@ impl BuildArgs {
             _ => Unfinished::Refuse,
         };
         let limits = self.machine.limits();
-        let (plan, kept) = decide(recipe, source, limits, &self.output, unfinished, &stop, &bar)?;
-        let (plan, kept) = compared(plan, kept, &self.output, unfinished, &stop, &bar)?;
+        let (output, stop, bar) = (&self.output, &*stop, &bar);
+        let mut ahead = Ahead { output, unfinished, stop, bar, before, kept: None, went_on: false };
+        let plan = ahead.decide(recipe, source, limits)?;
+        let plan = ahead.compared(plan)?;
+        let Ahead { before, kept, went_on, .. } = ahead;
         let target = self.output.clone().unwrap_or_else(|| plan.default_output());
         // Without a final `/` or `/.`, which name what a link leads to rather than the link.
         let target: PathBuf = target.components().collect();
@@ -97,18 +101,22 @@ impl BuildArgs {
         }
         tell("note", plan.notes.iter());
         if self.resume && !staging_path(&target)?.exists() {
-            print::say(&format!(
-                "note: there is no unfinished build of `{}`; starting one",
-                target.display()
-            ));
+            let target = target.display();
+            print::say(&match went_on {
+                true => format!(
+                    "note: the build of `{target}` had not begun; what was measured for it was used again"
+                ),
+                false => format!("note: there is no unfinished build of `{target}`; starting one"),
+            });
         }
         let options = Options {
             target: &target,
             unfinished,
             strict: self.strict,
-            stop: &stop,
-            progress: &bar,
+            stop,
+            progress: bar,
             found: kept.as_ref().map_or(&(), |kept| kept as &dyn Keep),
+            before,
         };
         let finished = build(&plan, &options)?;
         tell("warning", finished.built.notes.iter().filter(|note| !plan.notes.contains(note)));
@@ -146,7 +154,8 @@ impl BuildArgs {
                 "transform": built.transform, "calibration": built.calibration, "measured": plan.measured,
                 "allocation": plan.allocation, "compared": plan.compared,
                 "modules": plan.modules.len(), "resumed_modules": built.resumed_modules,
-                "elapsed_s": built.elapsed_s, "threads": plan.threads, "isa": plan.isa.to_string(),
+                "elapsed_s": built.elapsed_s, "measure_s": built.measure_s, "compare_s": built.compare_s,
+                "threads": plan.threads, "isa": plan.isa.to_string(),
                 "peak_resident_bytes": built.peak.resident, "peak_anonymous_bytes": built.peak.anonymous,
                 "recipe_sha256": plan.recipe.digest(), "source_sha256": built.source_sha256,
                 "tokenizer_sha256": built.tokenizer_sha256,
@@ -157,9 +166,14 @@ impl BuildArgs {
             0 => String::new(),
             n => format!(", {n} modules resumed"),
         };
+        let part = |what: &str, part: Option<f64>| {
+            part.map_or(String::new(), |part| format!(" ({} of it {what})", seconds(part)))
+        };
         print::say(&format!(
-            "built in {} with {} threads ({}), peak memory {} ({} anonymous){resumed}",
+            "built in {}{}{} with {} threads ({}), peak memory {} ({} anonymous){resumed}",
             seconds(built.elapsed_s),
+            part("measuring bases", built.measure_s),
+            part("comparing with an even choice", built.compare_s),
             plan.threads,
             plan.isa,
             built.peak.resident,
@@ -195,83 +209,90 @@ fn measured_on(plan: &Plan) -> Option<Digest> {
     }
 }
 
-/// The plan, in the basis that the recipe names or that is measured to be the best.
-fn decide(
-    recipe: Recipe,
-    source: SourceFolder,
-    limits: Limits,
-    output: &Option<PathBuf>,
+/// What is measured before a build: bases, and what a budget chose.
+struct Ahead<'a> {
+    output: &'a Option<PathBuf>,
     unfinished: Unfinished,
-    stop: &AtomicBool,
-    bar: &Bar,
-) -> Outcome<(Plan, Option<KeepFolder>)> {
-    let first = plan(recipe.clone(), source.clone(), limits)?;
-    if recipe.transform.rotation.kind != RotationKind::Measure {
-        return Ok((first, None));
-    }
-    let target = output.clone().unwrap_or_else(|| first.default_output());
-    let found = KeepFolder(measuring_path(&target)?);
-    // What the recipe or the target has wrong is said before hours are spent.
-    check_target(&target, unfinished)?;
-    if unfinished == Unfinished::Discard {
-        discard(&found);
-    }
-    let tell = |what: &str| bar.phase(what);
-    let measured = measure(&recipe, &source, limits, Watch { stop, tell: &tell, keep: &found });
-    bar.end();
-    let measured = measured?;
-    for row in &measured.rows {
-        let error = row.standard_error.map_or(String::new(), |error| format!(" +- {error:.5}"));
-        print::say(&format!("measured: {:<15} mean KL {:.5}{error}", row.basis, row.mean_kl));
-    }
-    for row in &measured.skipped {
-        print::say(&format!("measured: {:<15} is not possible: {}", row.basis, row.reason));
-    }
-    print::say(&format!("measured: building with {}", measured.chosen));
-    let mut plan = plan(recipe.with_basis(&measured.chosen), source, limits)?;
-    plan.measured = Some(measured);
-    Ok((plan, Some(found)))
+    stop: &'a AtomicBool,
+    bar: &'a Bar,
+    before: Before,
+    /// Where it is kept until the artifact is published.
+    kept: Option<KeepFolder>,
+    /// Whether an earlier command had kept some of it.
+    went_on: bool,
 }
 
-/// The plan, with its choice of codecs held against an even one if it spends a budget and the recipe wants that.
-fn compared(
-    plan: Plan,
-    kept: Option<KeepFolder>,
-    output: &Option<PathBuf>,
-    unfinished: Unfinished,
-    stop: &AtomicBool,
-    bar: &Bar,
-) -> Outcome<(Arc<Plan>, Option<KeepFolder>)> {
-    let plan = Arc::new(plan);
-    let Some(wanted) = plan.recipe.budget.as_ref().map(|budget| budget.control) else {
-        return Ok((plan, kept));
-    };
-    if wanted == Control::Off {
-        return Ok((plan, kept));
-    }
-    let target = output.clone().unwrap_or_else(|| plan.default_output());
-    // What the target has wrong is said before hours are spent.
-    check_target(&target, unfinished)?;
-    let fresh = kept.is_none();
-    let found = kept.map_or_else(|| measuring_path(&target).map(KeepFolder), Ok)?;
-    if fresh && unfinished == Unfinished::Discard {
-        discard(&found);
-    }
-    let tell = |what: &str| bar.phase(what);
-    let compared = compare(&plan, Watch { stop, tell: &tell, keep: &found });
-    bar.end();
-    let compared = compared?;
-    if let Some(compared) = &compared {
-        print::say(&compared_words(compared));
-        if wanted == Control::Stop && !compared.wins {
-            discard(&found);
-            return Err(CliError::Lost.into());
+impl Ahead<'_> {
+    /// The plan, in the basis that the recipe names or that is measured to be the best.
+    fn decide(&mut self, recipe: Recipe, source: SourceFolder, limits: Limits) -> Outcome<Plan> {
+        let first = plan(recipe.clone(), source.clone(), limits)?;
+        if recipe.transform.rotation.kind != RotationKind::Measure {
+            return Ok(first);
         }
+        let (measured, seconds) =
+            self.kept_for(&first, &mut |watch| measure(&recipe, &source, limits, watch))?;
+        self.before.measure_s = Some(seconds);
+        for row in &measured.rows {
+            let error = row.standard_error.map_or(String::new(), |error| format!(" +- {error:.5}"));
+            print::say(&format!("measured: {:<15} mean KL {:.5}{error}", row.basis, row.mean_kl));
+        }
+        for row in &measured.skipped {
+            print::say(&format!("measured: {:<15} is not possible: {}", row.basis, row.reason));
+        }
+        print::say(&format!("measured: building with {}", measured.chosen));
+        let mut plan = plan(recipe.with_basis(&measured.chosen), source, limits)?;
+        plan.measured = Some(measured);
+        Ok(plan)
     }
-    // The comparison has let go of it.
-    let mut plan = Arc::try_unwrap(plan).unwrap_or_else(|_| unreachable!("nobody else holds the plan"));
-    plan.compared = compared;
-    Ok((Arc::new(plan), Some(found)))
+
+    /// The plan, with its choice of codecs held against an even one if it spends a budget and the recipe wants that.
+    fn compared(&mut self, plan: Plan) -> Outcome<Arc<Plan>> {
+        let plan = Arc::new(plan);
+        let Some(wanted) = plan.recipe.budget.as_ref().map(|budget| budget.control) else {
+            return Ok(plan);
+        };
+        if wanted == Control::Off {
+            return Ok(plan);
+        }
+        let (compared, seconds) = self.kept_for(&plan, &mut |watch| compare(&plan, watch))?;
+        if let Some(compared) = &compared {
+            self.before.compare_s = Some(seconds);
+            print::say(&compared_words(compared));
+            if wanted == Control::Stop && !compared.wins {
+                self.kept.iter().for_each(discard);
+                return Err(CliError::Lost.into());
+            }
+        }
+        // The comparison has let go of it.
+        let mut plan = Arc::try_unwrap(plan).unwrap_or_else(|_| unreachable!("nobody else holds the plan"));
+        plan.compared = compared;
+        Ok(Arc::new(plan))
+    }
+
+    /// Does `work`, which may keep what it finds beside the target of `plan`; its result, and the seconds it took.
+    fn kept_for<T>(
+        &mut self,
+        plan: &Plan,
+        work: &mut dyn FnMut(Watch<'_>) -> Outcome<T>,
+    ) -> Outcome<(T, f64)> {
+        let target = self.output.clone().unwrap_or_else(|| plan.default_output());
+        // What the recipe or the target has wrong is said before hours are spent.
+        check_target(&target, self.unfinished)?;
+        let first = self.kept.is_none();
+        let folder = KeepFolder(measuring_path(&target)?);
+        if first && self.unfinished == Unfinished::Discard {
+            discard(&folder);
+        }
+        let (bar, stop) = (self.bar, self.stop);
+        let tell = |what: &str| bar.phase(what);
+        let keep = Asked::new(&folder);
+        let (done, seconds) = self.before.watch(|| work(Watch { stop, tell: &tell, keep: &keep }));
+        bar.end();
+        // What comes second may find what came first in the same command.
+        self.went_on |= first && keep.found();
+        self.kept = Some(folder);
+        Ok((done?, seconds))
+    }
 }
 
 /// A table of two rows, and the difference.
@@ -344,17 +365,13 @@ fn transform_words(transform: &TransformRecord) -> String {
 
 /// One line: what was weighed by what, and what it brought.
 fn calibration_words(calibration: &CalibrationRecord) -> String {
-    let modules = &calibration.modules;
-    let matrices = modules.iter().map(|module| module.experts.len().max(1) as u64).sum::<u64>();
-    let fallbacks = modules.iter().map(|module| module.fallbacks).sum::<u64>();
-    let gained: Vec<f64> = modules.iter().filter(|m| m.nearest > 0.0).map(|m| m.loss / m.nearest).collect();
-    let mean = gained.iter().sum::<f64>() / gained.len().max(1) as f64;
+    let CalibrationTotals { matrices, fallbacks, ratio, .. } = calibration.totals();
     let on = match &calibration.text {
         Some(text) => format!("{} tokens of {} rows of {}", text.tokens, text.rows, calibration.name),
         None => format!("second moments of {}", calibration.name),
     };
     format!(
-        "calibration: {on}; {matrices} matrices weighed, {fallbacks} rounded to nearest after all; weighted loss {mean:.3} \
+        "calibration: {on}; {matrices} matrices weighed, {fallbacks} rounded to nearest after all; weighted loss {ratio:.3} \
          of rounding to nearest"
     )
 }

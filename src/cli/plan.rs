@@ -211,7 +211,11 @@ fn as_text(plan: &Plan, estimate: &Estimate) -> String {
     let _ =
         writeln!(text, "peak memory       {} with {} threads ({})", plan.peak_memory, plan.threads, plan.isa);
     let _ = writeln!(text, "disk              {}", plan.disk());
-    let _ = writeln!(text, "time              about {} if storage keeps up", seconds(estimate.total_s));
+    let _ = writeln!(
+        text,
+        "time              about {} if storage keeps up and nothing else runs",
+        seconds(estimate.total_s)
+    );
     let _ = writeln!(text, "output            {}", plan.default_output().display());
     text
 }

@@ -24,15 +24,14 @@ use crate::fold::logits::side_by_side;
 use crate::fold::{OfPlan, Planned, Watch, hidden_states};
 use crate::measure::{taken, text};
 use crate::numeric::divergence::divergence;
-use crate::plan::Plan;
+use crate::plan::{COMPARED_TOKENS, Plan};
 use crate::runtime::Weights;
 use crate::stats::{CONFIDENCE, clustered_mean, in_clusters};
 use crate::text::documents::{Sequence, Taking, tokens_digest};
 use crate::text::{EndTokens, Tokenizer};
 
-/// Tokens of a sequence at most, and of all.
+/// Tokens of a sequence at most.
 const CONTEXT: usize = 256;
-const TOKENS: usize = 4096;
 
 /// Compares the plan's choice with an even one; none if nothing was chosen.
 ///
@@ -96,7 +95,7 @@ impl Probe {
         let dir = &plan.source.dir;
         let most = source.decoder.context.unwrap_or(CONTEXT).min(CONTEXT);
         let taking = Taking { rows: None, context: most, min_tokens: Some(2), split: false };
-        let (text, name) = taken(text(plan.recipe.budget_text().as_deref(), dir, taking)?, TOKENS);
+        let (text, name) = taken(text(plan.recipe.budget_text().as_deref(), dir, taking)?, COMPARED_TOKENS);
         let tokenizer = Tokenizer::open(dir)?;
         let vocab = source.decoder.vocab;
         let ends = EndTokens::read(dir, Some(&tokenizer), vocab)?.ids_ascending().collect();

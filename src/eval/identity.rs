@@ -1,6 +1,6 @@
 //! Which model was measured: digests, sizes, and what its bytes are spent on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -9,10 +9,12 @@ use serde_json::{Value, json};
 use super::EvalError;
 use crate::artifact::PROVENANCE;
 use crate::artifact::open::{Artifact, file_digest};
-use crate::artifact::provenance::digest_of_files;
+use crate::artifact::provenance::{AllocationRecord, CalibrationRecord, Provenance, digest_of_files};
 use crate::check::inspect::{Inspection, ModuleRow, Totals, inspect, totals};
+use crate::codec::CodecSpec;
 use crate::digest::Digest;
 use crate::failure::Outcome;
+use crate::plan::BUDGET;
 use crate::text::Tokenizer;
 
 /// A model as the records of an evaluation name it.
@@ -83,6 +85,9 @@ impl Identity {
                                 "revision": p.source.revision, "sha256": p.source.sha256 },
                     "plan_sha256": p.plan_sha256, "stages": p.stages, "allocator": p.allocator,
                     "sizes": p.sizes, "notes": p.notes.len(),
+                    "calibration": p.calibration.as_ref().map(|record| calibration(p, record)),
+                    "allocation": p.allocation.as_ref().map(|record| allocation(p, record, &inspection)),
+                    "compared": p.compared,
                 });
                 (artifact.digest, record)
             }
@@ -123,6 +128,38 @@ impl Identity {
         let found = self.tokenizer.map_or_else(|| "none".to_owned(), |found| found.to_string());
         Err(EvalError::OtherTokenizer { found, needed })
     }
+}
+
+/// A calibration without its rows of modules: their counts and means, and how many modules each encoder filled.
+fn calibration(provenance: &Provenance, record: &CalibrationRecord) -> Value {
+    let quantizes = |codec: &str| codec.parse::<CodecSpec>().is_ok_and(|codec| codec.quantizes());
+    let quantized = provenance.outputs.iter().filter(|output| quantizes(&output.codec));
+    let of: BTreeMap<&str, &str> =
+        quantized.map(|output| (output.module.as_str(), output.encoder.as_str())).collect();
+    let mut encoders: BTreeMap<&str, usize> = BTreeMap::new();
+    of.values().for_each(|encoder| *encoders.entry(*encoder).or_default() += 1);
+    let mut value = json!(CalibrationRecord { modules: Vec::new(), ..record.clone() });
+    value["modules"] = json!(record.totals());
+    value["encoders"] = json!(encoders);
+    value
+}
+
+/// A budget's record, and what each module that it gave a codec takes: name, storage, weights, bytes.
+fn allocation(provenance: &Provenance, record: &AllocationRecord, inspection: &Inspection) -> Value {
+    let path = |name: &str| name.strip_suffix(".weight").unwrap_or(name).to_owned();
+    let given: BTreeSet<String> = provenance
+        .source
+        .tensors
+        .iter()
+        .filter(|tensor| tensor.reason == BUDGET)
+        .flat_map(|tensor| &tensor.outputs)
+        .map(|output| path(output))
+        .collect();
+    let rows = inspection.modules.iter().filter(|module| given.contains(&path(&module.name)));
+    let rows = rows.map(|module| json!([module.name, module.storage, module.weights, module.bytes]));
+    let mut value = json!(record);
+    value["given"] = rows.collect();
+    value
 }
 
 fn folder_digest(dir: &Path, inspection: &Inspection) -> Result<Digest, EvalError> {

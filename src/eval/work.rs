@@ -6,7 +6,7 @@
 //!               …           files of the task, each written beside and renamed, or appended and counted elsewhere
 //! ```
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
@@ -15,6 +15,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use super::EvalError;
 use crate::digest::{Digest, Hasher, canonical_json};
 use crate::failure::{Exit, Failure};
+use crate::process::lock;
 
 /// Record of the batches that are done, where they are counted in the folder itself.
 pub const DONE: &str = "done.json";
@@ -42,19 +43,9 @@ impl Work {
     pub fn take<K: Serialize>(target: &Path, key: &K, discard: bool) -> Result<Self, EvalError> {
         let name = target.file_name().unwrap_or_default().to_string_lossy();
         let dir = target.with_file_name(format!(".{name}.work"));
-        std::fs::create_dir_all(&dir).map_err(EvalError::io("create", &dir))?;
         let lock_path = dir.join("lock");
-        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path);
-        let lock = lock.map_err(EvalError::io("create", &lock_path))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(EvalError::InUse { path: dir }),
-            Err(TryLockError::Error(error)) => return Err(EvalError::io("lock", &lock_path)(error)),
-        }
-        // A process that has just ended takes its folder away, and its lock with it.
-        if !crate::build::is_same_file(&lock, &lock_path) {
-            return Err(EvalError::InUse { path: dir });
-        }
+        let lock = lock(&lock_path).map_err(|(what, error)| EvalError::io(what, &lock_path)(error))?;
+        let lock = lock.ok_or_else(|| EvalError::InUse { path: dir.clone() })?;
         let key = canonical_json(key);
         let found = std::fs::read(dir.join("key.json")).ok();
         let resumed = found.as_ref() == Some(&key);

@@ -1,6 +1,7 @@
 //! Places for what took long to find.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Serialize;
 
@@ -93,6 +94,47 @@ impl Keep for OfPlan<'_> {
 
     fn find(&self, name: &str) -> Option<PathBuf> {
         self.keep.find(&self.name(name))
+    }
+}
+
+/// A place that remembers whether anything was found in it.
+pub struct Asked<'a> {
+    keep: &'a dyn Keep,
+    found: AtomicBool,
+}
+
+impl<'a> Asked<'a> {
+    /// `keep`, of which nothing was asked yet.
+    pub fn new(keep: &'a dyn Keep) -> Self {
+        Self { keep, found: AtomicBool::new(false) }
+    }
+
+    /// Whether anything that was asked for was there.
+    pub fn found(&self) -> bool {
+        self.found.load(Ordering::Relaxed)
+    }
+
+    fn note<T>(&self, answer: Option<T>) -> Option<T> {
+        self.found.fetch_or(answer.is_some(), Ordering::Relaxed);
+        answer
+    }
+}
+
+impl Keep for Asked<'_> {
+    fn get(&self, name: &str) -> Option<Vec<u8>> {
+        self.note(self.keep.get(name))
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) {
+        self.keep.put(name, bytes);
+    }
+
+    fn place(&self, name: &str) -> Option<PathBuf> {
+        self.keep.place(name)
+    }
+
+    fn find(&self, name: &str) -> Option<PathBuf> {
+        self.note(self.keep.find(name))
     }
 }
 

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 pub use data::{Prepared, prepare};
-pub use keep::{Both, Keep, KeepFolder, OfPlan};
+pub use keep::{Asked, Both, Keep, KeepFolder, OfPlan};
 pub use probe::{Probe, ProbeText};
 pub use sample::values;
 pub use store::Planned;
@@ -145,9 +145,8 @@ pub fn fold(plan: &Plan, watch: Watch<'_>) -> Outcome<Folded> {
     let Some(fold) = &plan.fold else {
         return Ok(Folded { prepared, record: None, calibration: None, ngrams: None, notes: Vec::new() });
     };
-    (watch.tell)("comparing with the source");
     let unrounded = Arc::new(plan.unrounded()?);
-    let parity = parity::compare(&unrounded, &Arc::new(prepared.on(&unrounded)), watch)?;
+    let parity = parity::known(&unrounded, &Arc::new(prepared.on(&unrounded)), watch)?;
     if !parity.holds() {
         return Err(FoldError::NotExact { found: parity.found() }.into());
     }

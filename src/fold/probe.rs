@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::digest::{Digest, canonical_json};
 use crate::text::Tokenizer;
@@ -18,7 +18,7 @@ pub struct Probe {
 }
 
 /// Where a probe's tokens come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProbeText {
     /// The text that comes with the program.

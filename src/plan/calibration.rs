@@ -1,12 +1,16 @@
 //! What a build calibrates with, from the recipe and the file it names.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use super::{CopiedFile, Module, PlanError};
+use super::{CopiedFile, Module, PlanError, layer_of};
+use crate::arch::{Role, Stand};
 use crate::artifact::open::file_digest;
 use crate::digest::Digest;
 use crate::quant::weighs;
-use crate::recipe::Recipe;
+use crate::recipe::{Activations, Recipe};
+use crate::units::Bytes;
 
 /// The text of a recipe that names none: prose, manuals, code, questions and conversations, of the public domain or
 /// under permissive licences.
@@ -27,6 +31,39 @@ impl From {
         match self {
             From::Text => "text",
             From::Hessians => "hessians",
+        }
+    }
+}
+
+/// Where the rows of a calibration lie on their way through the layers. The codes do not depend on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowsPlace {
+    /// Rows that take more lie in a mapped file.
+    pub in_memory: Bytes,
+    /// How often, at most, they are kept for a build that is killed after that.
+    pub keep_every: Duration,
+}
+
+impl Default for RowsPlace {
+    fn default() -> Self {
+        Self { in_memory: Bytes::mib(256), keep_every: Duration::from_secs(20) }
+    }
+}
+
+impl RowsPlace {
+    /// Bytes on disk and in memory of rows that take so many, 4 · tokens · hidden.
+    ///
+    /// Rows that are kept lie on disk twice while new ones take the place of old ones. With `sequential` activations the
+    /// rows before a layer stay beside those after it. Of a mapped file, pages that the system has not written out yet
+    /// are taken to be as many as rows that lie in memory.
+    pub fn bytes(self, rows: Bytes, activations: Activations) -> (Bytes, Bytes) {
+        let copies = match activations {
+            Activations::Unrounded => 1,
+            Activations::Sequential => 2,
+        };
+        match rows > self.in_memory {
+            true => (Bytes((2 + copies) * rows.0), Bytes(copies * self.in_memory.0)),
+            false => (Bytes(2 * rows.0), Bytes(copies * rows.0)),
         }
     }
 }
@@ -87,6 +124,36 @@ impl CalibrationPlan {
             _ => Ok(Self { from: From::Text, path: Some(path), name, sha256: found }),
         }
     }
+}
+
+/// Second moments that codes are looked for under: one matrix of order `channels`, or one for each expert.
+pub(super) struct InputSum<'a> {
+    /// Path of the decoder layer; empty for the head.
+    pub layer: &'a str,
+    /// K.
+    pub channels: usize,
+    /// How many matrices.
+    pub matrices: u64,
+    /// Whether each is an expert's.
+    pub experts: bool,
+}
+
+/// The sums of all modules whose encoder weighs errors; those that read the same norm share theirs.
+pub(super) fn input_sums(modules: &[Module]) -> Vec<InputSum<'_>> {
+    let mut sums = BTreeMap::new();
+    for module in modules.iter().filter(|module| weighs(module.assignment.encoder)) {
+        let path = module.output.module.as_str();
+        let layer = layer_of(path).unwrap_or_default();
+        let input = match &module.output.seat.stream {
+            Stand::Reads(norm) => norm.as_str(),
+            _ => path,
+        };
+        let experts = module.output.role == Role::Experts;
+        let matrices = if experts { module.output.shape.0[0] } else { 1 };
+        let sum = InputSum { layer, channels: module.work.row_elements, matrices, experts };
+        sums.entry((layer, input, experts)).or_insert(sum);
+    }
+    sums.into_values().collect()
 }
 
 fn file_name(path: &Path) -> String {

@@ -3,24 +3,41 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::{CalibratedFrom, Module, Plan, STRIP_ELEMENTS};
+use super::calibration::input_sums;
+use super::{CalibratedFrom, Plan, STRIP_ELEMENTS, compares, layer_of};
+use crate::arch::Role;
+use crate::arch::decoder::{MixerKind, MlpConfig};
 use crate::codec::{self, CodecSpec, Matrix};
 use crate::digest::Hasher;
 use crate::isa::Isa;
+use crate::linalg::Symmetric;
 use crate::numeric::dot::{Strided, multiply};
-use crate::quant::{GPTQ_REFIT, RowLoss, Rows, base, quantizer, weighs};
+use crate::numeric::serial;
+use crate::quant::gptq::{GptqOptions, Weighted, solve};
+use crate::quant::{GPTQ_REFIT, LDLQ, RowLoss, Rows, base, ldlq, quantizer, weighs};
 use crate::recipe::Activations;
 use crate::tensor::Float;
 
-/// Time that a build should take, if storage keeps up.
+/// Tokens of a text that what a budget chose is compared on, at most.
+pub const COMPARED_TOKENS: usize = 4096;
+
+/// Prompts that it is compared on: the stop probe's forty, raw and as chat; and tokens that each has at most, more or less.
+pub const COMPARED_PROMPTS: usize = 80;
+pub(super) const PROMPT_TOKENS: usize = 48;
+
+/// Time that a build should take, if storage keeps up and nothing else runs.
 #[derive(Debug, Clone, Copy, serde::Serialize)]
 pub struct Estimate {
     /// Encoding, over all threads.
     pub encode_s: f64,
     /// Digests of files, tensors and planes, over all threads.
     pub digest_s: f64,
-    /// Calibration, over all threads: operations counted, at the rate of products here.
+    /// Calibration, over all threads: operations counted at the rate of products here, and searches in proportion to a
+    /// small one; 0 without one.
     pub calibrate_s: f64,
+    /// Comparison of a budget's choice with an even one, over all threads, with the calibration that it takes; 0 without
+    /// one.
+    pub compare_s: f64,
     /// All of it, divided by the threads.
     pub total_s: f64,
 }
@@ -31,7 +48,7 @@ pub fn estimate(plan: &Plan) -> Estimate {
     for module in &plan.modules {
         *work.entry((module.assignment.codec, module.assignment.encoder)).or_default() += module.weights();
     }
-    let encode_s = work
+    let encode_s: f64 = work
         .iter()
         .map(|((codec, encoder), weights)| *weights as f64 / weights_per_second(*codec, base(encoder), plan))
         .sum();
@@ -40,50 +57,191 @@ pub fn estimate(plan: &Plan) -> Estimate {
     let (source, stored) = (plan.sizes.source_bytes as f64, plan.sizes.weight_file_bytes as f64);
     let (one, both) = bytes_digested_per_second();
     let digest_s = source / both + 2.0 * stored / one;
-    let calibrate_s = calibration_operations(plan) / operations_per_second(plan.isa);
-    let total_s = (encode_s + digest_s + calibrate_s) / plan.threads as f64;
-    Estimate { encode_s, digest_s, calibrate_s, total_s }
+    let counts = plan.calibration.is_some() || compares(&plan.recipe);
+    let products = if counts { operations_per_second(plan.isa) } else { f64::INFINITY };
+    let calibrate_s = calibration_operations(plan) / products + inside_seconds(plan, products);
+    let compare_s = compare_seconds(plan, encode_s, calibrate_s, products);
+    let total_s = (encode_s + digest_s + calibrate_s + compare_s) / plan.threads as f64;
+    Estimate { encode_s, digest_s, calibrate_s, compare_s, total_s }
 }
 
-/// Multiplications and additions of a calibration; 0 without one.
+/// Multiplications and additions of a calibration's products; 0 without one.
 ///
-/// T tokens through all layers (2 operations a weight), H of every input (T K²), a factor (K³ / 3) and a search for N rows:
-/// losses and feedback come to 8 N K², two sweeps to as much again.
-fn calibration_operations(plan: &Plan) -> f64 {
+/// With T tokens, W weights that a token goes through, attention of width A, and for each matrix [N, K] of the search
+/// S sweeps (0 for `gptq`)
+///
+/// ```text
+/// pass      2 T W · passes           layers; `sequential` activations take two passes
+///         + 2 T context A            scores and values of attention, half of them masked, in each pass
+///         + 8 T Nv dk dv             reading and writing the states of a DeltaNet, in each pass
+/// sums      T K²                     half of each input's second moments; an expert sees its share of T
+/// factor    K³ / 3                   of each matrix; in `ldlq`, of each refit's system too
+/// search    N K² (4 + 2 S)           losses of both codes and of the weight, feedback; a gradient each sweep
+///         + N K² 9 (S + 1)           of `ldlq`: gradients and squares of refits, if S is not 0
+/// ```
+///
+/// It is taken that rows are as long as they may be, and that the first damping holds. Changes of basis, which are made
+/// again for each layer, are not counted, nor is what a search does inside panels of columns: that is measured.
+pub fn calibration_operations(plan: &Plan) -> f64 {
     let Some(from) = &plan.calibration else { return 0.0 };
     let wanted = &plan.recipe.calibration;
+    let context = f64::from(wanted.context);
     let tokens = match from.from {
-        CalibratedFrom::Text => f64::from(wanted.rows) * f64::from(wanted.context),
+        CalibratedFrom::Text => f64::from(wanted.rows) * context,
         CalibratedFrom::Hessians => 0.0,
     };
     let passes = if wanted.activations == Activations::Sequential { 2.0 } else { 1.0 };
-    let in_layers = plan.modules.iter().filter(|module| module.computes);
-    let weights: u64 = in_layers.map(Module::weights).sum();
+    let chosen = chosen_experts(plan);
+    let sums = input_sums(&plan.modules).into_iter().map(|sum| {
+        let seen = if sum.experts { tokens * chosen } else { tokens };
+        seen * (sum.channels as f64).powi(2)
+    });
     let weighed = plan.modules.iter().filter(|module| weighs(module.assignment.encoder));
     let searches = weighed.map(|module| {
-        let (rows, columns) = (module.rows as f64, module.work.row_elements as f64);
-        let each = if module.assignment.encoder == GPTQ_REFIT { 16.0 } else { 8.0 };
-        tokens * columns * columns + columns.powi(3) / 3.0 + each * rows * columns * columns
+        let columns = module.work.row_elements as f64;
+        let matrices = if module.output.role == Role::Experts { module.output.shape.0[0] } else { 1 };
+        let each = search_operations(plan, module.assignment.encoder);
+        let factors = 1.0 + refits(plan, module.assignment.encoder);
+        factors * matrices as f64 * columns.powi(3) / 3.0 + each * module.weights() as f64 * columns
     });
-    2.0 * passes * tokens * weights as f64 + searches.sum::<f64>()
+    let layers = passes * tokens * operations_per_token(plan, context);
+    layers + sums.sum::<f64>() + searches.sum::<f64>()
 }
 
-/// Of products of f32 on one thread.
+/// Seconds of one thread that searches spend inside panels of columns.
+fn inside_seconds(plan: &Plan, products: f64) -> f64 {
+    let mut work: BTreeMap<(CodecSpec, &'static str), u64> = BTreeMap::new();
+    for module in plan.modules.iter().filter(|module| weighs(module.assignment.encoder)) {
+        *work.entry((module.assignment.codec, module.assignment.encoder)).or_default() += module.weights();
+    }
+    let seconds = |((codec, encoder), weights): ((CodecSpec, &'static str), u64)| {
+        weights as f64 * seconds_inside_panels(codec, encoder, plan, products)
+    };
+    work.into_iter().map(seconds).sum()
+}
+
+/// Of a search, for each weight and column.
+fn search_operations(plan: &Plan, encoder: &str) -> f64 {
+    let sweeps = if matches!(encoder, GPTQ_REFIT | LDLQ) { plan.recipe.gptq.sweeps } else { 0 };
+    4.0 + 2.0 * f64::from(sweeps) + 9.0 * refits(plan, encoder)
+}
+
+/// Times that a search solves for all scales of a matrix at once.
+fn refits(plan: &Plan, encoder: &str) -> f64 {
+    match plan.recipe.gptq.sweeps {
+        sweeps @ 1.. if encoder == LDLQ => f64::from(sweeps) + 1.0,
+        _ => 0.0,
+    }
+}
+
+/// Of all layers, for a token of a row of `context`.
+fn operations_per_token(plan: &Plan, context: f64) -> f64 {
+    let layers = plan.modules.iter().filter(|m| m.computes && layer_of(&m.output.module).is_some());
+    let chosen = chosen_experts(plan);
+    let weights = layers.map(|module| match module.output.role {
+        Role::Experts => module.weights() as f64 * chosen / module.output.shape.0[0] as f64,
+        _ => module.weights() as f64,
+    });
+    let products = 2.0 * weights.sum::<f64>();
+    let Ok(decoder) = plan.arch.decoder(&plan.config, &plan.model) else { return products };
+    let mixers = decoder.layers.iter().map(|kind| match (kind, &decoder.delta_net) {
+        (MixerKind::Attention { window }, _) => {
+            let seen = window.map_or(context, |window| context.min(2.0 * window as f64));
+            2.0 * seen * (decoder.attention.q_heads * decoder.attention.head_dim) as f64
+        }
+        (MixerKind::DeltaNet, Some(net)) => 8.0 * (net.value_heads * net.key_dim * net.value_dim) as f64,
+        (MixerKind::DeltaNet, None) => 0.0,
+    });
+    products + mixers.sum::<f64>()
+}
+
+/// Experts that a token goes to.
+fn chosen_experts(plan: &Plan) -> f64 {
+    match plan.arch.decoder(&plan.config, &plan.model).map(|decoder| decoder.mlp) {
+        Ok(MlpConfig::Experts { chosen, .. }) => chosen as f64,
+        _ => 1.0,
+    }
+}
+
+/// Of a comparison of the chosen codecs with an even choice, over all threads: a calibration more, since the build takes
+/// over the codes of the chosen ones; all weights encoded twice; source and both arms on the text and the prompts.
+fn compare_seconds(plan: &Plan, encode_s: f64, calibrate_s: f64, products: f64) -> f64 {
+    if plan.allocation.is_none() || !compares(&plan.recipe) {
+        return 0.0;
+    }
+    let tokens = COMPARED_TOKENS + COMPARED_PROMPTS * PROMPT_TOKENS;
+    let positions = COMPARED_TOKENS + COMPARED_PROMPTS;
+    let layers = tokens as f64 * operations_per_token(plan, PROMPT_TOKENS as f64);
+    let vocab = plan.arch.decoder(&plan.config, &plan.model).map_or(0, |decoder| decoder.vocab);
+    let head = 2.0 * positions as f64 * plan.model.hidden as f64 * vocab as f64;
+    // The source's logits are made anew beside those of each arm.
+    calibrate_s + 2.0 * encode_s + (3.0 * layers + 4.0 * head) / products
+}
+
+/// Seconds of one thread, for each weight, that a search spends beside products over all columns.
+fn seconds_inside_panels(codec: CodecSpec, encoder: &'static str, plan: &Plan, products: f64) -> f64 {
+    /// A strip of rows, and two panels of columns.
+    const ROWS: usize = 128;
+    const COLUMNS: usize = 256;
+    let values = sawtooth(ROWS * COLUMNS);
+    let matrix = Matrix { out_features: ROWS as u64, in_features: COLUMNS as u64 };
+    let (Some(base), Ok(planes)) =
+        (quantizer(base(encoder)), codec::codec(codec).planes(matrix, Float::Bf16))
+    else {
+        return 0.0;
+    };
+    // Neighbours go together, and the further apart the less.
+    let full: Vec<f32> =
+        (0..COLUMNS * COLUMNS).map(|i| 1.0 / (1 + (i / COLUMNS).abs_diff(i % COLUMNS)) as f32).collect();
+    let hessian = Symmetric::from_full(&full, COLUMNS);
+    let weighted = Weighted { values: &values, in_features: COLUMNS, float: Float::Bf16, hessian: &hessian };
+    let gptq = plan.recipe.gptq;
+    let options = GptqOptions {
+        refit: encoder == GPTQ_REFIT,
+        sweeps: gptq.sweeps,
+        act_order: gptq.act_order,
+        damping: gptq.damping,
+    };
+    let mut buffers: Vec<Vec<u8>> =
+        planes.iter().map(|plane| vec![0; plane.bytes_of(plane.begun(0..ROWS as u64))]).collect();
+    let mut losses = vec![RowLoss::default(); ROWS];
+    let rate = rate(|| {
+        let mut slices: Vec<&mut [u8]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
+        // The values are finite and small, so no refusal is possible.
+        if encoder == LDLQ {
+            let _ = ldlq::solve(codec, weighted, &options, plan.isa, &serial, &mut slices, &mut losses);
+        } else {
+            let _ = solve(codec, weighted, base, &options, plan.isa, &serial, &mut slices, &mut losses);
+        }
+    });
+    let weights = (ROWS * COLUMNS) as f64;
+    let of_products = search_operations(plan, encoder) * weights * COLUMNS as f64
+        + (1.0 + refits(plan, encoder)) * (COLUMNS as f64).powi(3) / 3.0;
+    (1.0 / rate - of_products / products).max(0.0) / weights
+}
+
+/// Numbers of no pattern that a group could have: none is constant, and no two neighbours are equal.
+fn sawtooth(count: usize) -> Vec<f32> {
+    (0..count).map(|i| ((i * 37) % 101) as f32 / 101.0 - 0.5).collect()
+}
+
+/// Of products of f32 on one thread, of matrices that the first caches do not hold.
 fn operations_per_second(isa: Isa) -> f64 {
-    const ROWS: usize = 64;
+    const ROWS: usize = 128;
+    const OUT: usize = 512;
     const COLUMNS: usize = 512;
-    let values: Vec<f32> = (0..ROWS * COLUMNS).map(|i| ((i * 37) % 101) as f32 / 101.0 - 0.5).collect();
-    let side = Strided { values: &values, stride: COLUMNS, rows: ROWS };
-    let mut out = vec![0.0; ROWS * ROWS];
-    rate(|| multiply(side, side, COLUMNS, &mut out, ROWS, isa)) * (2 * ROWS * ROWS * COLUMNS) as f64
+    let (x, w) = (sawtooth(ROWS * COLUMNS), sawtooth(OUT * COLUMNS));
+    let x = Strided { values: &x, stride: COLUMNS, rows: ROWS };
+    let w = Strided { values: &w, stride: COLUMNS, rows: OUT };
+    let mut out = vec![0.0; ROWS * OUT];
+    rate(|| multiply(x, w, COLUMNS, &mut out, OUT, isa)) * (2 * ROWS * OUT * COLUMNS) as f64
 }
 
 fn weights_per_second(codec: CodecSpec, encoder: &'static str, plan: &Plan) -> f64 {
     const ROW: usize = 512;
     let rows = STRIP_ELEMENTS / ROW;
     let matrix = Matrix { out_features: rows as u64, in_features: ROW as u64 };
-    // A sawtooth: no group is constant, and no two neighbours are equal.
-    let values: Vec<f32> = (0..STRIP_ELEMENTS).map(|i| ((i * 37) % 101) as f32 / 101.0 - 0.5).collect();
+    let values = sawtooth(STRIP_ELEMENTS);
     let (Some(quantizer), Ok(planes)) = (quantizer(encoder), codec::codec(codec).planes(matrix, Float::Bf16))
     else {
         return f64::INFINITY;

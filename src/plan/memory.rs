@@ -5,12 +5,16 @@
 
 use std::collections::BTreeMap;
 
-use super::{FoldPlan, Limits, Module, Note, NoteKind, PlanError, STRIP_ELEMENTS};
-use crate::arch::{DecoderConfig, Role, Stand};
+use super::calibration::input_sums;
+use super::estimate::{COMPARED_PROMPTS, COMPARED_TOKENS, PROMPT_TOKENS};
+use super::{FoldPlan, Limits, Module, Note, NoteKind, PlanError, RowsPlace, STRIP_ELEMENTS};
+use crate::arch::{DecoderConfig, Role};
 use crate::checkpoint::Checkpoint;
+use crate::codec::CodecSpec;
+use crate::codec::trellis::MAX_TILE;
 use crate::linalg::Symmetric;
 use crate::quant::{Grain, RowLoss, weighs};
-use crate::recipe::{Activations, Calibration, RotationKind, Transforms};
+use crate::recipe::{Calibration, RotationKind, Transforms};
 use crate::runtime::{ROWS, values_of_row};
 use crate::stage::pipeline::Pipeline;
 use crate::units::Bytes;
@@ -25,28 +29,39 @@ const HELD: Bytes = Bytes::mib(64);
 /// The default budget of small models, whose largest tensor says nothing about the machine.
 const LEAST_DEFAULT: Bytes = Bytes::mib(64);
 
+/// What a build does before it encodes.
+pub(super) struct Phases<'a> {
+    /// Changes of basis.
+    pub fold: Option<(&'a FoldPlan, &'a Transforms)>,
+    /// A calibration.
+    pub calibration: Option<(&'a DecoderConfig, &'a Calibration)>,
+    /// A comparison of what a budget chose with an even choice.
+    pub compare: Option<&'a DecoderConfig>,
+}
+
 /// Threads that fit the budget, and the peak that follows.
 pub(super) fn fit(
     checkpoint: &Checkpoint,
     modules: &[Module],
     pipeline: &Pipeline,
-    fold: Option<(&FoldPlan, &Transforms)>,
-    calibration: Option<(&DecoderConfig, &Calibration)>,
+    phases: &Phases<'_>,
     limits: Limits,
     notes: &mut Vec<Note>,
 ) -> Result<(usize, Bytes), PlanError> {
     let worker = modules.iter().map(|module| worker_bytes(module, pipeline)).max().unwrap_or(0).max(1);
     let largest = checkpoint.tensors().iter().map(|entry| entry.bytes()).max().unwrap_or(0);
     let wanted = limits.threads.max(1);
-    let folds = fold.is_some();
-    let fold = fold.map_or(0, |(fold, transforms)| fold_bytes(modules, fold, transforms));
-    let calibration = calibration
+    let folds = phases.fold.is_some();
+    let fold = phases.fold.map_or(0, |(fold, transforms)| fold_bytes(modules, fold, transforms));
+    let calibration = phases
+        .calibration
         .map_or(0, |(decoder, calibration)| calibration_bytes(modules, decoder, calibration, folds, wanted));
     // One after the other.
-    let fold = fold.max(calibration);
-    let budget = limits.memory.unwrap_or(Bytes((4 * largest).max(LEAST_DEFAULT.0).max(fold)));
-    if fold > budget.0 {
-        return Err(PlanError::Memory { needed: Bytes(fold), budget });
+    let before = fold.max(calibration);
+    let before = phases.compare.map_or(before, |decoder| compare_bytes(modules, decoder, before));
+    let budget = limits.memory.unwrap_or(Bytes((4 * largest).max(LEAST_DEFAULT.0).max(before)));
+    if before > budget.0 {
+        return Err(PlanError::Memory { needed: Bytes(before), budget });
     }
     let fitting = usize::try_from(budget.0 / worker).unwrap_or(usize::MAX);
     if fitting == 0 {
@@ -60,7 +75,7 @@ pub(super) fn fit(
             detail: format!("{threads} of {wanted} threads fit in {budget}, at {} each", Bytes(worker)),
         });
     }
-    Ok((threads, Bytes(OVERHEAD.0 + fold.max(threads as u64 * worker))))
+    Ok((threads, Bytes(OVERHEAD.0 + before.max(threads as u64 * worker))))
 }
 
 /// Vectors of width n that a search for a rotation sees at most.
@@ -71,9 +86,6 @@ pub(super) fn fit(
 pub fn search_samples(n: usize) -> usize {
     (128 * n).min((512 << 20) / (4 * n)).max(1)
 }
-
-/// Rows of a calibration that take more lie in a file.
-pub const ROWS_IN_MEMORY: Bytes = Bytes::mib(256);
 
 /// What is held while a layer is calibrated: its second moments, the rows, the activations of a pass, the layer in f32
 /// where its values are not the source's own; and while one module's codes are looked for: its values, its errors, a
@@ -87,37 +99,46 @@ fn calibration_bytes(
 ) -> u64 {
     let weighed = || modules.iter().filter(|module| weighs(module.assignment.encoder));
     let channels = |module: &Module| module.work.row_elements;
-    let matrices = |module: &Module| match module.output.role {
-        Role::Experts => module.output.shape.0[0],
-        _ => 1,
-    };
-    // Modules that read one norm share their inputs.
-    let mut layers: BTreeMap<&str, BTreeMap<String, u64>> = BTreeMap::new();
-    for module in weighed() {
-        let path = module.output.module.as_str();
-        let layer = layer_of(path).unwrap_or_default();
-        let input = match &module.output.seat.stream {
-            Stand::Reads(norm) => norm.clone(),
-            _ => path.to_owned(),
-        };
-        let bytes = matrices(module) * Symmetric::bytes(channels(module));
-        let most = layers.entry(layer).or_default().entry(input).or_default();
-        *most = bytes.max(*most);
+    let mut layers: BTreeMap<&str, u64> = BTreeMap::new();
+    for sum in input_sums(modules) {
+        *layers.entry(sum.layer).or_default() += sum.matrices * Symmetric::bytes(sum.channels);
     }
-    let moments = layers.values().map(|inputs| inputs.values().sum::<u64>()).max().unwrap_or(0);
+    let moments = layers.values().max().copied().unwrap_or(0);
     let searched = weighed().map(|module| {
         // Values, planes and the planes being tried; a factor and, in another order of columns, H again; and for each
         // thread 1.4 KiB a column.
         let planes = 2 * module.bytes() + module.rows * size_of::<RowLoss>() as u64;
-        let strips = threads as u64 * 1434 * channels(module) as u64;
+        let (strips, more) = match module.assignment.codec {
+            // Errors and what codes decode to, or errors to come back to; the codes once more; for each thread 4 KiB a column
+            // and the costs of a tile's nodes.
+            CodecSpec::Trellis(trellis) => {
+                let costs = (2 * (MAX_TILE + 3) as u64) << (trellis.states() - trellis.bits());
+                (4096 * channels(module) as u64 + costs, 8 * module.weights() + module.bytes())
+            }
+            _ => (1434 * channels(module) as u64, 0),
+        };
+        let strips = threads as u64 * strips + more;
         4 * module.weights() + planes + 2 * Symmetric::bytes(channels(module)) + strips
     });
     let tokens = u64::from(wanted.rows) * u64::from(wanted.context);
-    let rows = ROWS_IN_MEMORY.0.min(4 * tokens * decoder.hidden as u64);
-    let rows = rows * if wanted.activations == Activations::Sequential { 3 } else { 1 };
+    let rows = Bytes(4 * tokens * decoder.hidden as u64);
+    let rows = RowsPlace::default().bytes(rows, wanted.activations).1.0;
     let inside = 4 * (ROWS as u64) * values_of_row(decoder) as u64;
     let held = if folds { layer_bytes(modules) } else { 0 };
     moments + searched.max().unwrap_or(0).max(inside + held) + rows
+}
+
+/// What is held while what a budget chose is compared with an even choice: what the source computed, all along; and
+/// either what else comes `before` a build encodes, or the stream of an arm, its packed layer, and logits of both.
+fn compare_bytes(modules: &[Module], decoder: &DecoderConfig, before: u64) -> u64 {
+    let (hidden, vocab) = (decoder.hidden as u64, decoder.vocab as u64);
+    let positions = (COMPARED_TOKENS + COMPARED_PROMPTS) as u64;
+    let tokens = (COMPARED_TOKENS + COMPARED_PROMPTS * PROMPT_TOKENS) as u64;
+    let kept = 4 * positions * hidden;
+    let stream = 4 * 2 * tokens * hidden + kept + 4 * (ROWS as u64) * values_of_row(decoder) as u64;
+    // Logits of both, and those that are being made; rows of the head are packed, or made in f32.
+    let logits = 3 * (4 * vocab * positions).min(HELD.0.max(4 * vocab)) + HELD.0.min(4 * vocab * hidden);
+    kept + before.max(stream + packed_layer_bytes(modules)).max(kept + logits)
 }
 
 /// The path of the decoder layer that a module's path is in; none outside the layers.
@@ -149,29 +170,39 @@ fn fold_bytes(modules: &[Module], fold: &FoldPlan, transforms: &Transforms) -> u
     compared.max(searched)
 }
 
-/// Bytes of a layer in f32. Buffers are used again from layer to layer, and kinds of layers differ: by the part's name
-/// below its layer.
+/// Bytes of a layer in f32.
 fn layer_bytes(modules: &[Module]) -> u64 {
+    most_of_parts(modules, |module| 4 * module.weights())
+}
+
+/// Bytes of a layer as it is stored.
+fn packed_layer_bytes(modules: &[Module]) -> u64 {
+    most_of_parts(modules, Module::bytes)
+}
+
+/// Buffers are used again from layer to layer, and kinds of layers differ: the most of each part, by the part's name
+/// below its layer.
+fn most_of_parts(modules: &[Module], bytes: impl Fn(&Module) -> u64) -> u64 {
     let mut parts: BTreeMap<&str, u64> = BTreeMap::new();
-    for (part, bytes) in in_layers(modules) {
+    for (part, module) in in_layers(modules) {
         let most = parts.entry(part).or_default();
-        *most = bytes.max(*most);
+        *most = bytes(module).max(*most);
     }
     parts.values().sum()
 }
 
 /// Bytes of the largest part of a layer in f32.
 fn largest_part(modules: &[Module]) -> u64 {
-    in_layers(modules).map(|(_, bytes)| bytes).max().unwrap_or(0)
+    in_layers(modules).map(|(_, module)| 4 * module.weights()).max().unwrap_or(0)
 }
 
-/// Parts of layers by their names below these, and their bytes in f32.
-fn in_layers(modules: &[Module]) -> impl Iterator<Item = (&str, u64)> {
+/// Parts of layers, by their names below these.
+fn in_layers(modules: &[Module]) -> impl Iterator<Item = (&str, &Module)> {
     let computed = modules.iter().filter(|module| module.output.role != Role::Vision);
     computed.filter_map(|module| {
         let (_, rest) = module.output.module.split_once(".layers.")?;
         let (_, part) = rest.split_once('.')?;
-        Some((part, 4 * module.weights()))
+        Some((part, module))
     })
 }
 

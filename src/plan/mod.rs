@@ -16,10 +16,10 @@ use serde::Serialize;
 use budget::{Bits, Given, allocate};
 
 pub use budget::{BUDGET, CONTROL, RecordedBits};
-pub use calibration::{BUILT_IN, CalibrationPlan, From as CalibratedFrom};
-pub use estimate::{Estimate, estimate};
+pub use calibration::{BUILT_IN, CalibrationPlan, From as CalibratedFrom, RowsPlace};
+pub use estimate::{COMPARED_TOKENS, Estimate, calibration_operations, estimate};
 pub use fold::{Channels, FoldPlan, RotationPlan, Step, What, impossible};
-pub use memory::{ROWS_IN_MEMORY, layer_of, search_samples};
+pub use memory::{layer_of, search_samples};
 pub use module::{Module, STRIP_ELEMENTS};
 pub use side::{CopiedFile, SideFile};
 
@@ -34,7 +34,7 @@ use crate::digest::{Digest, canonical_json};
 use crate::failure::{Exit, Failure, Outcome, Problems};
 use crate::isa::Isa;
 use crate::quant::weighs;
-use crate::recipe::{Recipe, RecipeError, RotationKind};
+use crate::recipe::{Control, Recipe, RecipeError, RotationKind};
 use crate::stage::pipeline::Pipeline;
 use crate::tensor::{Float, Layout};
 use crate::tool::Tool;
@@ -179,6 +179,8 @@ pub struct Plan {
     pub fold: Option<FoldPlan>,
     /// What second moments are taken from; none if no encoder weighs errors by them.
     pub calibration: Option<CalibrationPlan>,
+    /// Where its rows lie, and how often they are kept; no digest covers it.
+    pub rows: RowsPlace,
     /// How what a budget chose compares with an even choice.
     pub compared: Option<ComparedRecord>,
     /// Bases that were measured before the recipe's was decided.
@@ -375,16 +377,24 @@ fn plan_with(
     side::note_absent_parts(&source.dir, &config, &modules, &copied, &mut notes);
     let sizes = sizes(&checkpoint, &modules, &files);
     let side = side::generate(&recipe, &source, &config, arch, &model, &modules, &files, &sizes);
-    let decoder = match &calibration {
-        Some(_) => Some(arch.decoder(&config, &model)?),
-        None => None,
+    // Where a trial rounds, or nothing does, nothing is compared.
+    let compares = rounding == Rounding::AsRecipe && compares(&recipe);
+    let decoder = match calibration.is_some() || compares {
+        true => Some(arch.decoder(&config, &model)?),
+        false => None,
     };
     let (threads, peak_memory) = memory::fit(
         &checkpoint,
         &modules,
         &pipeline,
-        fold.as_ref().map(|fold| (fold, &recipe.transform)),
-        decoder.as_ref().map(|decoder| (decoder, &recipe.calibration)),
+        &memory::Phases {
+            fold: fold.as_ref().map(|fold| (fold, &recipe.transform)),
+            calibration: decoder
+                .as_ref()
+                .filter(|_| calibration.is_some())
+                .map(|decoder| (decoder, &recipe.calibration)),
+            compare: decoder.as_ref().filter(|_| compares),
+        },
         limits,
         &mut notes,
     )?;
@@ -401,6 +411,7 @@ fn plan_with(
         allocation,
         fold,
         calibration,
+        rows: RowsPlace::default(),
         compared: None,
         measured: None,
         fates,
@@ -481,6 +492,11 @@ fn check_layout(recipe: &Recipe, modules: &[Module]) -> Result<(), Problems<Reci
     let help = "use `f32`, `bf16`, `f16` or `keep`, or leave `layout` out".to_owned();
     let origin = recipe.origins.layout.expect("only a recipe that states a layout has this one");
     Err(recipe.problem(&origin, message, Some(help)).into())
+}
+
+/// Whether a build compares what a budget chose with an even choice.
+fn compares(recipe: &Recipe) -> bool {
+    recipe.budget.as_ref().is_some_and(|budget| budget.control != Control::Off)
 }
 
 /// A packed checkpoint may come without a `quantization` key; its tensors give it away.
@@ -601,18 +617,19 @@ impl Plan {
         let copied: u64 = self.copied.iter().map(|file| file.bytes).sum();
         let tensors = self.checkpoint.tensors().len() as u64
             + self.modules.iter().map(|module| module.stored.len() as u64).sum::<u64>();
-        // Codes that are found before they are written out, and rows on their way: a copy to go on from, and files of those
-        // beyond what memory holds.
+        // Codes that are found before they are written out; where a budget is compared with an even choice, of both.
         let weighed = self.modules.iter().filter(|module| weighs(module.assignment.encoder));
         let codes: u64 = weighed.map(Module::bytes).sum();
+        let choices = if compares(&self.recipe) { 2 } else { 1 };
         let wanted = &self.recipe.calibration;
         let rows = match &self.calibration {
             Some(CalibrationPlan { from: CalibratedFrom::Text, .. }) => {
-                4 * u64::from(wanted.rows) * u64::from(wanted.context) * self.model.hidden
+                let rows = 4 * u64::from(wanted.rows) * u64::from(wanted.context) * self.model.hidden;
+                self.rows.bytes(Bytes(rows), wanted.activations).0.0
             }
             _ => 0,
         };
-        Bytes(self.sizes.weight_file_bytes + side + copied + 512 * tensors + codes + 3 * rows)
+        Bytes(self.sizes.weight_file_bytes + side + copied + 512 * tensors + choices * codes + rows)
     }
 
     /// The artifact's folder unless the command line names one.

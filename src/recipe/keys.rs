@@ -404,7 +404,7 @@ pub static KEYS: &[Key] = &[
         "control",
         "string",
         "`\"report\"`",
-        "If an even choice of the same bytes is as good: `stop`, `report`, or `off` to not compare",
+        "If an even choice of the same bytes is better: `stop`, `report`, or `off` to not compare",
     ),
     key(
         Section::Budget,

@@ -293,3 +293,173 @@ fn files_of_costs_that_do_not_fit_are_refused_by_name() {
     let message = case.refused(2, budget, "");
     assert!(message.contains("cannot be read"), "{message}");
 }
+
+/// Codes that errors are weighed for, on a text of a few documents.
+fn weighed(case: &Case) -> &'static str {
+    let lines: Vec<String> = (0..6)
+        .map(|i| {
+            json!({ "text": format!("the river ran {i} times to the mill and back; ").repeat(6) }).to_string()
+        })
+        .collect();
+    fs::write(case.dir.path().join("text.jsonl"), lines.join("\n")).unwrap();
+    "[default]\ncodec = { affine = { bits = 4, group = 32 } }\nencoder = \"gptq\"\n\
+     [calibration]\ntext = \"text.jsonl\"\nrows = 4\ncontext = 24\n"
+}
+
+impl Case {
+    /// A recipe with a calibration and a budget.
+    fn calibrated(&self, budget: &str, rest: &str) -> PathBuf {
+        let weighed = weighed(self);
+        let budget = format!("[budget]\nsensitivity = \"costs.json\"\nbits-per-weight = 9.0\n{budget}\n");
+        recipe(self.dir.path(), &format!("{weighed}{budget}{rest}"))
+    }
+
+    fn planned(&self, recipe: &Path) -> tqc::plan::Plan {
+        let recipe = Recipe::load(recipe, &["rtn"]).unwrap();
+        let source = SourceFolder { dir: self.source.clone(), hub: None };
+        let limits = Limits { memory: None, threads: 2, isa: tqc::isa::Isa::best() };
+        plan(recipe, source, limits).unwrap_or_else(|error| panic!("{error}"))
+    }
+}
+
+#[test]
+fn time_and_memory_of_a_build_are_those_of_the_whole_command() {
+    let case = Case::new("qwen3_5");
+    let built = |name: &str, budget: &str| {
+        let (recipe, out) = (case.calibrated(budget, ""), case.dir.path().join(name));
+        let planned = tqc!("plan", recipe, "--source", case.source, "--json").expect(0).json();
+        let start = std::time::Instant::now();
+        let said = tqc!("build", recipe, "--source", case.source, "-o", out, "--json").expect(0).json();
+        let wall = start.elapsed().as_secs_f64();
+        let machine = read_json(&out.join("machine.json"));
+        for key in ["elapsed_s", "measure_s", "compare_s", "peak_resident_bytes", "peak_anonymous_bytes"] {
+            assert_eq!(machine[key], said[key], "{name}: {key}");
+        }
+        let number = |of: &Value, key: &str| of[key].as_f64().unwrap();
+        assert!(number(&said, "elapsed_s") <= wall, "{said}");
+        assert!(number(&said, "peak_anonymous_bytes") <= number(&planned, "peak_memory_bytes"), "{name}");
+        assert!(said["measure_s"].is_null(), "no basis was measured");
+        (said, wall, planned)
+    };
+    let (compared, wall, planned) = built("compared", "");
+    let (elapsed, comparing) =
+        (compared["elapsed_s"].as_f64().unwrap(), compared["compare_s"].as_f64().unwrap());
+    assert!(0.0 < comparing && comparing < elapsed, "{comparing} of {elapsed}");
+    // Both arms go through 4096 tokens and the prompts; writing some hundred KiB takes less.
+    assert!(comparing > 0.5 * wall, "{comparing} of {wall}");
+    assert!(planned["estimate"]["compare_s"].as_f64().unwrap() > 0.0);
+    let (plain, _, planned) = built("plain", "control = \"off\"");
+    assert!(plain["compare_s"].is_null() && plain["compared"].is_null(), "{plain}");
+    assert_eq!(planned["estimate"]["compare_s"], 0.0);
+    let peak = |said: &Value| said["peak_anonymous_bytes"].as_u64().unwrap();
+    // What the source computed for each position is held while an arm is under way.
+    let held = 4 * compared["compared"]["positions"].as_u64().unwrap() * 64;
+    assert!(peak(&plain) == 0 || peak(&compared) > peak(&plain) + held, "{compared} {plain}");
+}
+
+#[test]
+fn a_comparison_needs_the_disk_of_both_choices() {
+    let case = Case::new("llama-untied");
+    let mut plan = case.planned(&case.calibrated("", ""));
+    let codes: u64 = plan.modules.iter().filter(|m| m.assignment.encoder == "gptq").map(|m| m.bytes()).sum();
+    let both = plan.disk().0;
+    plan.recipe.budget.as_mut().unwrap().control = tqc::recipe::Control::Off;
+    assert_eq!(both - plan.disk().0, codes);
+}
+
+#[test]
+fn a_build_takes_over_what_a_killed_comparison_found() {
+    let case = Case::new("qwen3_5");
+    let (recipe, out) = (case.calibrated("text = \"text.jsonl\"", ""), case.dir.path().join("out"));
+    let whole = tqc!("build", recipe, "--source", case.source, "-o", case.dir.path().join("whole"), "--json")
+        .expect(0);
+    let slow =
+        args!["build", recipe, "--source", case.source, "-o", out, "--isa", "scalar", "--threads", "1"];
+    let mut child = command(slow).stderr(std::process::Stdio::null()).spawn().unwrap();
+    let measuring = case.dir.path().join(".out.measuring");
+    let found = || {
+        let names = fs::read_dir(&measuring).into_iter().flatten();
+        names.filter(|name| name.as_ref().unwrap().file_name().to_string_lossy().contains("-codes-")).count()
+    };
+    while child.try_wait().unwrap().is_none() && found() < 3 {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert!(child.try_wait().unwrap().is_none(), "the build ended before it could be killed");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!case.dir.path().join(".out.building").exists() && found() >= 3);
+    let run = tqc!("build", recipe, "--source", case.source, "-o", out, "--resume", "--json").expect(0);
+    let said = "had not begun; what was measured for it was used again";
+    assert!(run.stderr.contains(said) && !run.stderr.contains("no unfinished build"), "{}", run.stderr);
+    assert_eq!(run.digest(), whole.digest());
+    assert!(!measuring.exists());
+    // Now nothing is left of it.
+    let run = tqc!("build", recipe, "--source", case.source, "-o", out, "--resume").expect(0);
+    assert!(
+        run.stderr.contains("there is no unfinished build of") && !run.stderr.contains(said),
+        "{}",
+        run.stderr
+    );
+}
+
+/// Remembers what was done.
+#[derive(Default)]
+struct Told(std::sync::Mutex<Vec<String>>);
+
+impl tqc::build::Progress for Told {
+    fn begin(&self, _: u64, _: u64, _: u64, _: u64) {}
+    fn panel(&self, _: u64) {}
+    fn module(&self, _: &str) {}
+    fn phase(&self, what: &str) {
+        self.0.lock().unwrap().push(what.to_owned());
+    }
+    fn end(&self) {}
+}
+
+#[test]
+fn a_fold_that_a_comparison_found_exact_is_not_held_against_the_source_again() {
+    use tqc::build::{Before, Options, Unfinished, build};
+    use tqc::fold::{KeepFolder, Watch};
+    let case = Case::new("llama-untied");
+    let recipe = case.calibrated("text = \"text.jsonl\"", "[transform]\nrotation = \"hadamard\"\n");
+    let plan = std::sync::Arc::new(case.planned(&recipe));
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let folder = KeepFolder(case.dir.path().join("kept"));
+    let told = Told::default();
+    let tell = |what: &str| tqc::build::Progress::phase(&told, what);
+    let compared = tqc::control::compare(&plan, Watch { stop: &stop, tell: &tell, keep: &folder });
+    assert!(compared.unwrap_or_else(|error| panic!("{error}")).is_some());
+    let times = |told: &Told| {
+        let told = told.0.lock().unwrap();
+        told.iter().filter(|what| *what == "comparing with the source").count()
+    };
+    assert_eq!(times(&told), 2, "once for each choice");
+    let build = |name: &str, keep: &dyn tqc::fold::Keep| {
+        let told = Told::default();
+        let options = Options {
+            target: &case.dir.path().join(name),
+            unfinished: Unfinished::Refuse,
+            strict: false,
+            stop: &stop,
+            progress: &told,
+            found: keep,
+            before: Before::nothing(),
+        };
+        let finished = build(&plan, &options).unwrap_or_else(|error| panic!("{error}"));
+        (finished.publish().unwrap().digest, times(&told))
+    };
+    let (alone, once) = build("alone", &());
+    assert_eq!(once, 1);
+    assert_eq!(build("after", &folder), (alone, 0), "the same record, from what was found");
+    // What is not whole says nothing.
+    let kept = fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().path());
+    let kept: Vec<PathBuf> = kept.filter(|path| path.to_string_lossy().ends_with("-parity")).collect();
+    assert_eq!(kept.len(), 2);
+    for path in kept {
+        let text = fs::read_to_string(&path).unwrap();
+        let edited = text.replace("\"flips\":0", "\"flips\":1");
+        assert_ne!(edited, text);
+        fs::write(&path, edited).unwrap();
+    }
+    assert_eq!(build("damaged", &folder), (alone, 1));
+}

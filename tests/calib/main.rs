@@ -2,6 +2,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod planned;
 mod refusals;
 mod same_bytes;
 mod sums;

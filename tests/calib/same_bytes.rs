@@ -1,9 +1,14 @@
 //! Codes are the same bytes for every number of threads, instruction set, resume and detour through a file.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use tqc::build::{Options, Progress, Unfinished, build};
+use tqc::build::{Before, Options, Progress, Unfinished, build, staging_path};
+use tqc::digest::Digest;
 use tqc::failure::Exit;
+use tqc::plan::RowsPlace;
+use tqc::units::Bytes;
 
 use crate::*;
 
@@ -69,22 +74,60 @@ fn what_the_layers_before_make_of_the_text_is_another_calibration() {
     assert_eq!(unrounded["model.embed_tokens.weight"].dtype, "U32");
 }
 
-/// Raises a flag when a phase begins with these words, and counts modules whose codes are looked for.
+/// When panels begin to be encoded, which is no phase of words.
+const ENCODING: &str = "encoding";
+
+/// Raises a flag when a phase begins with these words, and remembers what was done.
 struct Until<'a> {
     words: &'a str,
     stop: &'a AtomicBool,
-    weighed: std::sync::atomic::AtomicUsize,
+    /// The folder whose mapped files are looked for.
+    folder: PathBuf,
+    seen: Mutex<Seen>,
+}
+
+/// What a build did.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Modules whose codes were looked for.
+    weighed: usize,
+    /// Layers that rows went through, from 1.
+    layers: Vec<usize>,
+    /// Whether rows lay in a file.
+    mapped: bool,
 }
 
 impl Progress for Until<'_> {
-    fn begin(&self, _: u64, _: u64, _: u64, _: u64) {}
+    fn begin(&self, _: u64, _: u64, _: u64, _: u64) {
+        self.stop.fetch_or(self.words == ENCODING, Ordering::Relaxed);
+    }
     fn panel(&self, _: u64) {}
     fn module(&self, _: &str) {}
     fn phase(&self, what: &str) {
-        self.weighed.fetch_add(usize::from(what.starts_with("weighing errors of")), Ordering::Relaxed);
+        let mut seen = self.seen.lock().unwrap();
+        seen.weighed += usize::from(what.starts_with("weighing errors of"));
+        if let Some(rest) = what.strip_prefix("calibrating layer ") {
+            seen.layers.push(rest.split(' ').next().unwrap().parse().unwrap());
+        }
+        // Files of rows have no name any more.
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        let folder = self.folder.display().to_string();
+        seen.mapped |= maps.lines().any(|line| line.contains(&folder) && line.ends_with("/rows (deleted)"));
         self.stop.fetch_or(what.starts_with(self.words), Ordering::Relaxed);
     }
     fn end(&self) {}
+}
+
+/// Builds until a phase begins with these words; the artifact's digest, or how it ended.
+fn run(plan: &Arc<Plan>, target: &Path, words: &str, unfinished: Unfinished) -> (Result<Digest, Exit>, Seen) {
+    let stop = AtomicBool::new(false);
+    let folder = staging_path(target).unwrap();
+    let progress = Until { words, stop: &stop, folder, seen: Mutex::default() };
+    let before = Before::nothing();
+    let options =
+        Options { target, unfinished, strict: false, stop: &stop, progress: &progress, found: &(), before };
+    let ended = build(plan, &options).map(|finished| finished.publish().unwrap().digest);
+    (ended.map_err(|error| error.exit()), progress.seen.into_inner().unwrap())
 }
 
 #[test]
@@ -94,25 +137,97 @@ fn an_interrupted_build_goes_on_with_the_codes_that_it_found() {
         text(dir.path());
         let recipe = recipe_text("gptq", 3, &format!("activations = \"{activations}\""), "");
         let plan = planned(dir.path(), &recipe, &fixture("qwen3_5"));
-        let run = |target: &Path, words: &str, unfinished| {
-            let stop = AtomicBool::new(false);
-            let progress = Until { words, stop: &stop, weighed: Default::default() };
-            let options =
-                Options { target, unfinished, strict: false, stop: &stop, progress: &progress, found: &() };
-            let ended = build(&plan, &options).map(|finished| finished.publish().unwrap().digest);
-            (ended, progress.weighed.into_inner())
-        };
-        let (whole, all) = run(&dir.path().join("whole"), "never", Unfinished::Refuse);
+        let (whole, all) = run(&plan, &dir.path().join("whole"), "never", Unfinished::Refuse);
         let target = dir.path().join("artifact");
-        let (ended, some) = run(&target, "calibrating layer 3", Unfinished::Refuse);
-        assert_eq!(ended.unwrap_err().exit(), Exit::Interrupted);
-        assert!(some > 0 && some < all && !target.exists(), "{some} of {all}");
-        let (ended, more) = run(&target, "weighing errors of language_model.lm_head", Unfinished::Resume);
-        assert_eq!(ended.unwrap_err().exit(), Exit::Interrupted);
-        let (resumed, rest) = run(&target, "never", Unfinished::Resume);
+        let (ended, some) = run(&plan, &target, "calibrating layer 3", Unfinished::Refuse);
+        assert_eq!(ended, Err(Exit::Interrupted));
+        assert!(some.weighed > 0 && some.weighed < all.weighed && !target.exists(), "{some:?} of {all:?}");
+        let head = "weighing errors of language_model.lm_head";
+        let (ended, more) = run(&plan, &target, head, Unfinished::Resume);
+        assert_eq!(ended, Err(Exit::Interrupted));
+        let (resumed, rest) = run(&plan, &target, "never", Unfinished::Resume);
         // The module whose turn it was when the flag was raised is done before the build ends.
-        assert_eq!((some + more + rest, resumed.unwrap()), (all, whole.unwrap()), "{some}, {more}, {rest}");
+        let weighed = some.weighed + more.weighed + rest.weighed;
+        assert_eq!((weighed, resumed), (all.weighed, whole), "{some:?}, {more:?}, {rest:?}");
     }
+}
+
+/// Rows in memory, or in files however few they are; kept after every layer.
+fn with_rows(plan: Arc<Plan>, in_memory: Bytes) -> Arc<Plan> {
+    let mut plan = Arc::try_unwrap(plan).unwrap_or_else(|_| panic!("nobody else holds it"));
+    plan.rows = RowsPlace { in_memory, keep_every: Duration::ZERO };
+    Arc::new(plan)
+}
+
+#[test]
+fn rows_in_a_file_give_the_codes_that_rows_in_memory_gave() {
+    for (name, activations) in
+        [("qwen3_5", "unrounded"), ("qwen3_5", "sequential"), ("llama-tied", "unrounded")]
+    {
+        let dir = temp();
+        text(dir.path());
+        let recipe = recipe_text("gptq-refit", 3, &format!("activations = \"{activations}\""), ROTATED);
+        let plan = |in_memory| with_rows(planned(dir.path(), &recipe, &fixture(name)), in_memory);
+        let (in_memory, seen) =
+            run(&plan(Bytes::mib(256)), &dir.path().join("memory"), "never", Unfinished::Refuse);
+        assert!(!seen.mapped, "{name}, {activations}");
+        let (in_file, seen) = run(&plan(Bytes(0)), &dir.path().join("file"), "never", Unfinished::Refuse);
+        if cfg!(target_os = "linux") {
+            assert!(seen.mapped, "{name}, {activations}: no file was mapped");
+        }
+        assert!(in_memory.is_ok());
+        assert_eq!(in_file, in_memory, "{name}, {activations}");
+    }
+}
+
+#[test]
+fn an_interrupted_build_goes_on_from_the_rows_that_it_kept() {
+    for (activations, in_memory) in [
+        ("unrounded", Bytes::mib(256)),
+        ("unrounded", Bytes(0)),
+        ("sequential", Bytes::mib(256)),
+        ("sequential", Bytes(0)),
+    ] {
+        let dir = temp();
+        text(dir.path());
+        let recipe = recipe_text("gptq", 3, &format!("activations = \"{activations}\""), "");
+        let plan = with_rows(planned(dir.path(), &recipe, &fixture("qwen3_5")), in_memory);
+        let (whole, all) = run(&plan, &dir.path().join("whole"), "never", Unfinished::Refuse);
+        assert_eq!(all.layers, (1..=all.layers.len()).collect::<Vec<_>>());
+        // Whole, and damaged: then the text goes through all layers again.
+        for (damage, first) in [(false, 3), (true, 1)] {
+            let target = dir.path().join(format!("artifact-{first}"));
+            let (ended, _) = run(&plan, &target, "calibrating layer 3", Unfinished::Refuse);
+            assert_eq!(ended, Err(Exit::Interrupted));
+            let rows = staging_path(&target).unwrap().join("found/rows-kept");
+            assert!(rows.exists(), "{activations}: rows are kept");
+            if damage {
+                flip_byte(&rows, std::fs::metadata(&rows).unwrap().len() as usize - 40);
+            }
+            let (resumed, seen) = run(&plan, &target, "never", Unfinished::Resume);
+            assert_eq!(
+                seen.layers,
+                (first..=all.layers.len()).collect::<Vec<_>>(),
+                "{activations}, {in_memory}"
+            );
+            assert_eq!(resumed, whole, "{activations}, {in_memory}");
+        }
+    }
+}
+
+#[test]
+fn rows_that_were_kept_go_away_when_the_last_codes_are_found() {
+    let dir = temp();
+    text(dir.path());
+    let plan =
+        with_rows(planned(dir.path(), &recipe_text("gptq", 3, "", ""), &fixture("llama-untied")), Bytes(0));
+    let target = dir.path().join("artifact");
+    let (ended, _) = run(&plan, &target, ENCODING, Unfinished::Refuse);
+    assert_eq!(ended, Err(Exit::Interrupted));
+    let found = std::fs::read_dir(staging_path(&target).unwrap().join("found")).unwrap();
+    let names: Vec<String> = found.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    assert!(names.iter().any(|name| name.starts_with("codes-")), "{names:?}");
+    assert!(!names.iter().any(|name| name.contains("rows")), "{names:?}");
 }
 
 #[test]
@@ -121,29 +236,19 @@ fn codes_that_were_damaged_are_looked_for_again() {
     text(dir.path());
     let plan = planned(dir.path(), &recipe_text("gptq", 3, "", ""), &fixture("llama-untied"));
     let target = dir.path().join("artifact");
-    let run = |words: &str, unfinished| {
-        let stop = AtomicBool::new(false);
-        let progress = Until { words, stop: &stop, weighed: Default::default() };
-        let options = Options {
-            target: &target,
-            unfinished,
-            strict: false,
-            stop: &stop,
-            progress: &progress,
-            found: &(),
-        };
-        build(&plan, &options).map(|finished| finished.publish().unwrap().digest)
-    };
-    let whole = run("never", Unfinished::Refuse).unwrap_or_else(|e| panic!("{e}"));
+    let (whole, _) = run(&plan, &target, "never", Unfinished::Refuse);
     std::fs::remove_dir_all(&target).unwrap();
-    assert!(run("calibrating layer 2", Unfinished::Refuse).is_err());
+    assert!(run(&plan, &target, "calibrating layer 2", Unfinished::Refuse).0.is_err());
     let found = dir.path().join(".artifact.building/found");
     let mut codes: Vec<_> = std::fs::read_dir(&found).unwrap().map(|entry| entry.unwrap().path()).collect();
     codes.sort();
-    let damaged = codes.iter().find(|path| path.file_name().unwrap().to_string_lossy().starts_with("codes-"));
-    let length = std::fs::metadata(damaged.unwrap()).unwrap().len() as usize;
-    flip_byte(damaged.unwrap(), length - 40);
-    assert_eq!(run("never", Unfinished::Resume).unwrap_or_else(|e| panic!("{e}")), whole);
+    let damaged =
+        codes.iter().find(|path| path.file_name().unwrap().to_string_lossy().starts_with("codes-")).unwrap();
+    let length = std::fs::metadata(damaged).unwrap().len() as usize;
+    flip_byte(damaged, length - 40);
+    let (resumed, _) = run(&plan, &target, "never", Unfinished::Resume);
+    assert!(whole.is_ok());
+    assert_eq!(resumed, whole);
 }
 
 #[test]

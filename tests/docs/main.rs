@@ -53,6 +53,47 @@ fn the_command_reference_is_what_the_parser_says() {
 }
 
 #[test]
+fn every_table_has_its_head() {
+    let mut folders = vec![Path::new("docs").to_owned(), Path::new(".").to_owned()];
+    let mut tables = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() && folder != Path::new(".") {
+                folders.push(path.clone());
+            }
+            if path.extension().is_none_or(|extension| extension != "md") {
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            let lines: Vec<&str> = std::iter::once("").chain(text.lines()).collect();
+            for (number, pair) in lines.windows(2).enumerate() {
+                let begins = |line: &str| line.starts_with('|');
+                if begins(pair[1]) && !begins(pair[0]) {
+                    let rule = lines.get(number + 2).copied().unwrap_or_default();
+                    let at = number + 1;
+                    assert!(rule.starts_with("| -"), "{}:{at}: a table without a head", path.display());
+                    tables += 1;
+                }
+            }
+        }
+    }
+    assert!(tables > 50, "{tables} tables");
+}
+
+#[test]
+fn the_architecture_names_every_module_once_and_in_order() {
+    let text = fs::read_to_string("docs/architecture.md").unwrap();
+    let rows =
+        section(&text, "## Modules\n").lines().filter_map(|line| line.strip_prefix("| `")?.split('|').next());
+    let named: Vec<&str> =
+        rows.flat_map(|cell| cell.split(',')).map(|name| name.trim().trim_matches('`')).collect();
+    let lib = fs::read_to_string("src/lib.rs").unwrap();
+    let modules = lib.lines().filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';'));
+    assert_eq!(named, modules.collect::<Vec<_>>());
+}
+
+#[test]
 fn every_format_of_costs_is_described() {
     let text = fs::read_to_string("docs/formats/sensitivity.md").unwrap();
     for format in tqc::alloc::import::formats() {

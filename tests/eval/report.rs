@@ -36,7 +36,21 @@ fn model(name: &str, bits: f64) -> Identity {
         model_type: Some("qwen3_5".to_owned()),
         record: match bits < 16.0 {
             true => {
-                json!({ "recipe": { "name": name, "sha256": Digest::of(b"r") }, "stages": ["ingest", "quantize"] })
+                let given = json!([
+                    [format!("m.layers.0.{name}"), name, 10, 5],
+                    ["m.layers.1.q", "affine-4g64", 10, 6],
+                    ["lm_head", "affine-8g64", 10, 11],
+                    "no row",
+                    [1, 2],
+                    ["m", "m", 0, 1]
+                ]);
+                let arm = |kl: f64| json!({ "mean_kl": kl, "standard_error": kl, "bits_per_weight": bits, "top1": 0.5 });
+                json!({ "recipe": { "name": name, "sha256": Digest::of(b"r") }, "stages": ["ingest", "quantize"],
+                        "calibration": { "name": name, "from": name, "text": { "packing": name, "context": "?" },
+                                         "modules": { "damped": 3, "loss": name }, "encoders": { name: 3 } },
+                        "allocation": { "method": name, "given": given, "control": [], "measured": true },
+                        "compared": { "text": name, "chosen": arm(0.25 / bits), "even": arm(0.5 / bits),
+                                      "difference": -0.25 / bits, "standard_error": null, "wins": bits > 3.0 } })
             }
             false => Value::Null,
         },
@@ -369,4 +383,168 @@ fn the_command_writes_whole_pages_and_only_over_its_own() {
     tqc!("report", "--db", db, "-o", at("absent").join("report.html")).expect(4);
     let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(!names.iter().any(|name| name.to_string_lossy().ends_with(".new")), "{names:?}");
+}
+
+/// Builds a fixture with a calibration and a budget, whose files have hostile names; measures it, and makes the page.
+fn built_page(dir: &Path) -> (Value, String) {
+    let line =
+        |i: usize| json!({ "text": format!("the river ran {i} times to the mill and back; ").repeat(6) });
+    let lines = |count: usize| (0..count).map(|i| line(i).to_string()).collect::<Vec<_>>().join("\n");
+    fs::write(dir.join("<b>&\"text.jsonl"), lines(6)).unwrap();
+    fs::write(dir.join("<i>held.jsonl"), lines(4)).unwrap();
+    let start = "[default]\ncodec = { affine = { bits = 4, group = 32 } }\nencoder = \"gptq\"\n[calibration]\n\
+                 text = '<b>&\"text.jsonl'\nrows = 4\ncontext = 24\n";
+    let source = fixture("llama-untied");
+    let path = recipe(dir, start);
+    let plan = tqc!("plan", path, "--source", source, "--json").expect(0).json();
+    // In mlx-lm's form: modules of the second layer matter most.
+    let modules = plan["modules"].as_array().unwrap().iter().filter(|module| module["role"] == "linear");
+    let names = modules.map(|module| module["module"].as_str().unwrap().to_owned());
+    let costs: Vec<(String, f64)> =
+        names.map(|name| (name.clone(), if name.contains("layers.1.") { 64.0 } else { 1.0 })).collect();
+    write_json(&dir.join("<script>costs.json"), &json!(costs));
+    let budget =
+        "[budget]\nbits-per-weight = 7.0\nsensitivity = '<script>costs.json'\ntext = '<i>held.jsonl'\n";
+    let path = recipe(dir, &format!("{start}{budget}"));
+    let artifact = dir.join("artifact");
+    tqc!("build", path, "--source", source, "-o", artifact).expect(0);
+    let (dump, db, out) = (dir.join("dump"), dir.join("eval.db"), dir.join("report.html"));
+    tqc!("eval", "dump", source, "--text", dir.join("<i>held.jsonl"), "-o", dump).expect(0);
+    tqc!("eval", "kl", "--teacher", dump, "--db", db, artifact).expect(0);
+    tqc!("report", "--db", db, "-o", out).expect(0);
+    (read_json(&artifact.join("provenance.json")), fs::read_to_string(out).unwrap())
+}
+
+#[test]
+fn an_artifact_shows_its_calibration_its_budget_and_how_the_choice_compares() {
+    let dir = temp();
+    let (record, html) = built_page(dir.path());
+    for never in ["<script", "<i>", "<b>"] {
+        assert!(!html.contains(never), "{never}");
+    }
+    let part = text_between(&html, "<section id=\"choices\"", "</section>");
+    let table = |caption: &str| text_between(text_between(part, caption, "</table>"), "<tbody>", "</tbody>");
+    let cells = |row: &str| -> Vec<String> {
+        let cells = row.split("</td>").filter_map(|cell| cell.rsplit_once('>').or(Some(("", cell))));
+        cells.map(|(_, text)| text.to_owned()).filter(|text| !text.trim().is_empty()).collect()
+    };
+    let number = |value: &Value| value.as_f64().unwrap();
+
+    // Means over modules, again.
+    let calibration = &record["calibration"];
+    let modules = calibration["modules"].as_array().unwrap();
+    let mean = |of: &dyn Fn(&Value) -> f64| modules.iter().map(of).sum::<f64>() / modules.len() as f64;
+    let nearest = mean(&|module| number(&module["nearest"]));
+    let loss = mean(&|module| number(&module["loss"]));
+    let ratio = mean(&|module| number(&module["loss"]) / number(&module["nearest"]));
+    let shown = table("<caption>What errors were weighed by");
+    assert!(shown.contains("&lt;b&gt;&amp;&quot;text.jsonl<br/>documents, at most 24 a row"), "{shown}");
+    let fell = modules.iter().filter(|module| number(&module["fallbacks"]) > 0.0).count();
+    let first = calibration["damping"].as_f64().unwrap();
+    let damped =
+        modules.iter().filter(|module| module["damping"].as_f64().is_some_and(|d| d > first)).count();
+    let quantized: std::collections::BTreeSet<&str> = record["outputs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|output| output["encoder"] == "gptq")
+        .map(|output| output["module"].as_str().unwrap())
+        .collect();
+    assert!(shown.contains(&format!("gptq {}", quantized.len())), "{shown}");
+    let tokens = calibration["text"]["tokens"].to_string();
+    let n = modules.len().to_string();
+    let expected = [
+        "4",
+        &tokens,
+        "unrounded",
+        &n,
+        &n,
+        &damped.to_string(),
+        &fell.to_string(),
+        "0",
+        &format!("{nearest:.3e}"),
+        &format!("{loss:.3e}"),
+        &format!("{ratio:.3}"),
+    ];
+    let row = cells(shown);
+    assert_eq!(row[row.len() - expected.len()..], expected.map(str::to_owned), "{shown}");
+
+    let allocation = &record["allocation"];
+    let shown = table("<caption>What budgets were spent on");
+    assert!(shown.contains("&lt;script&gt;costs.json<br/>mlx-lm") && shown.contains(">exact<"), "{shown}");
+    let thin = |n: &Value| {
+        let digits = n.to_string();
+        let (left, right) = digits.split_at(digits.len() - 3);
+        format!("{left}\u{2009}{right} B")
+    };
+    assert!(shown.contains(&thin(&allocation["budget_bytes"])), "{shown}");
+    assert!(shown.contains(&thin(&allocation["weight_file_bytes"])), "{shown}");
+    // What each module got, layer by layer.
+    let mut given = std::collections::BTreeMap::<&str, usize>::new();
+    let by_layer = table("what modules got, layer by layer");
+    let rows: Vec<&str> = by_layer.split("</tr>").filter(|row| row.contains("<td")).collect();
+    let source = record["source"]["tensors"].as_array().unwrap();
+    for output in record["outputs"].as_array().unwrap() {
+        let name = output["name"].as_str().unwrap();
+        let Some(module) = name.strip_suffix(".weight") else { continue };
+        let from =
+            source.iter().find(|tensor| tensor["outputs"].to_string().contains(&format!("\"{name}\"")));
+        if from.unwrap()["reason"] != "budget" {
+            continue;
+        }
+        let codec = output["codec"].as_str().unwrap();
+        *given.entry(codec).or_default() += 1;
+        if let Some((layer, part)) = module.split_once(".layers.").and_then(|(_, rest)| rest.split_once('.'))
+        {
+            let head = text_between(
+                text_between(part_table(part_of(&html)), "<thead>", "</thead>"),
+                "<tr>",
+                "</tr>",
+            );
+            let column = head.split("</th>").position(|cell| cell.ends_with(&format!(">{part}"))).unwrap();
+            let row = rows.iter().find(|row| row.contains(&format!(">{layer}</th>"))).unwrap();
+            let cell = row.split("<td").nth(column).unwrap();
+            assert!(
+                cell.contains(&format!(">{}<", codec.strip_prefix("affine-").unwrap())),
+                "{module}: {cell}"
+            );
+        }
+    }
+    assert!(given.len() > 1, "the budget decided nothing: {given:?}");
+    let shown = table("<caption>What budgets were spent on");
+    for (codec, n) in &given {
+        assert!(shown.contains(&format!("{n} {codec}")), "{n} {codec}: {shown}");
+    }
+    assert!(part.contains("id=\"choices-layers-t\"") && part.contains("id=\"choices-pairs-t\""));
+
+    let compared = &record["compared"];
+    let shown = table("<caption>The mean KL of what was chosen less");
+    let (difference, error) = (number(&compared["difference"]), number(&compared["standard_error"]));
+    assert!(shown.contains("&lt;i&gt;held.jsonl"), "{shown}");
+    assert!(shown.contains(&format!(">{difference:+.2e}<")), "{shown}");
+    let around = format!("[{:+.2e}, {:+.2e}]", difference - 1.96 * error, difference + 1.96 * error);
+    assert!(shown.contains(&around), "{around}: {shown}");
+    let wins = compared["wins"].as_bool().unwrap();
+    assert_eq!(shown.contains("loses"), !wins, "{shown}");
+    let shown = table("<caption>Both choices on text");
+    for arm in ["chosen", "even"] {
+        let row = shown.split("</tr>").find(|row| row.contains(&format!("<td>{arm}</td>"))).unwrap();
+        for cell in [
+            format!(">{:.3}<", number(&compared[arm]["bits_per_weight"])),
+            format!(">{:.1} %<", 100.0 * number(&compared[arm]["top1"])),
+            format!(">{}<", compared[arm]["stops_at_once"]),
+            format!(">{}<", compared["prompts"]),
+        ] {
+            assert!(row.contains(&cell), "{arm}: {cell} in {row}");
+        }
+    }
+}
+
+fn part_of(html: &str) -> &str {
+    text_between(html, "<section id=\"choices\"", "</section>")
+}
+
+/// The table of layers, its head included.
+fn part_table(part: &str) -> &str {
+    text_between(part, "what modules got, layer by layer", "</table>")
 }

@@ -98,7 +98,7 @@ impl tqc::build::Progress for Until<'_> {
 
 #[test]
 fn an_interrupted_build_keeps_the_rotations_that_it_found() {
-    use tqc::build::{Options, Unfinished, build};
+    use tqc::build::{Before, Options, Unfinished, build};
     use tqc::failure::Exit;
     let dir = temp();
     let text = "[default]\ncodec = \"bf16\"\n[transform]\nrotation = { kind = \"optrot\", steps = 6 }\n";
@@ -106,8 +106,16 @@ fn an_interrupted_build_keeps_the_rotations_that_it_found() {
     let run = |target: &Path, words: &str, unfinished| {
         let stop = AtomicBool::new(false);
         let progress = Until { words, stop: &stop, steps: Default::default() };
-        let options =
-            Options { target, unfinished, strict: false, stop: &stop, progress: &progress, found: &() };
+        let before = Before::nothing();
+        let options = Options {
+            target,
+            unfinished,
+            strict: false,
+            stop: &stop,
+            progress: &progress,
+            found: &(),
+            before,
+        };
         let ended = build(&plan, &options).map(|finished| finished.publish().unwrap().digest);
         (ended, progress.steps.into_inner())
     };

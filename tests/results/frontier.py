@@ -2,17 +2,20 @@
 """Measure what calibration and budgets bring at equal bytes, and write the table.
 
     frontier.py run --tqc PATH --out DIR --model NAME=FOLDER ... --text heldout.jsonl --calibration text.jsonl
-                    --compare other.jsonl [--suite FILE ...] [--limit N] [--arms A,B] [--threads N] [--sensitivity NAME=FILE ...]
+                    --compare other.jsonl [--suite FILE ...] [--limit N] [--arms A;B] [--threads N] [--sensitivity NAME=FILE ...]
     frontier.py write --out DIR [-o docs/results/frontier.md]
+    tqc report --db DIR/eval.db -o frontier.html
 
 `run` makes a teacher dump of the documents of at least 64 tokens, measures what each module costs (unless a file
 is given), then builds, evaluates and compares every arm with rounding to nearest of the same bytes. An arm that is done is
-not done again. `write` makes the table of DIR/frontier.json. Needs Python 3.11 and nothing else.
+not done again. `write` makes the table of DIR/frontier.json. Results are in DIR/eval.db too, under the arms' names, so
+that `tqc report` draws KL against bits per weight, with the calibration, the budget and the comparison of each arm. (Its
+bits are over all bytes that are stored; the table's are without the draft head.) Needs Python 3.11 and nothing else.
 """
 
 import json
+import shutil
 import sys
-import time
 from pathlib import Path
 
 from shared import arguments, call, task_cells
@@ -54,7 +57,7 @@ def trunk(artifact, weights):
     return stored, 8 * stored / (weights - of_draft)
 
 
-def build(args, name, source, bits, encoder, more, size):
+def build(args, name, title, source, bits, encoder, more, size):
     text = args.calibration.resolve()
     more = more.format(text=text, costs=args.costs.get(name, ""), size=size or "", compare=args.compare.resolve())
     body = (
@@ -62,12 +65,13 @@ def build(args, name, source, bits, encoder, more, size):
     )
     recipe = args.out / "recipe.toml"
     recipe.write_text(body)
-    artifact = args.out / "artifact"
+    # The folder's name is the model's in the database of results.
+    artifact = args.out / "artifacts" / title
     said = call(args.tqc, "build", recipe, "--source", source, "-o", artifact, "--restart", "--threads", args.threads)
     return artifact, said, body
 
 
-def measure(args, name, artifact, label):
+def measure(args, name, artifact):
     common = ["--db", args.out / "eval.db", "--threads", args.threads]
     kl = call(args.tqc, "eval", "kl", "--teacher", args.out / f"dump-{name}", artifact, *common)
     suites = [part for suite in args.suite for part in ("--suite", suite)]
@@ -110,15 +114,14 @@ def run(args):
                 # The draft head's bytes come on top of what the trunk may take.
                 rest = nearest["bytes"] - nearest["trunk_bytes"]
                 size = f'bytes = "{int(budget / nearest["bits"] * nearest["trunk_bytes"]) + rest}B"'
-            start = time.monotonic()
-            artifact, said, body = build(args, name, source, bits, encoder, more, size)
-            # A comparison with an even choice is not in the build's own time.
-            wall = time.monotonic() - start
-            kl, tasks, stop = measure(args, name, artifact, label)
+            title = " ".join([name, f"{group} bits," if group else "", label]).replace("  ", " ")
+            artifact, said, body = build(args, name, title, source, bits, encoder, more, size)
+            kl, tasks, stop = measure(args, name, artifact)
             stored, wide = trunk(artifact, said["sizes"]["weights"])
+            shutil.rmtree(artifact)
             done[key] = {
                 "recipe": body, "digest": said["digest"], "bytes": said["sizes"]["weight_file_bytes"], "trunk_bytes": stored,
-                "bits": wide, "elapsed_s": wall, "peak": said["peak_anonymous_bytes"], "run": kl["run"],
+                "bits": wide, "elapsed_s": said["elapsed_s"], "compare_s": said["compare_s"], "peak": said["peak_anonymous_bytes"], "run": kl["run"],
                 "kl": {k: kl[k] for k in ("mean_kl", "standard_error", "ci95", "top1_agreement", "tokens", "documents")},
                 "overlap": kl["calibration_overlap"], "tasks": tasks and tasks["results"], "compared": said["compared"],
                 "stop": stop and stop["headline"],

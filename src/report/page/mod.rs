@@ -1,5 +1,6 @@
 //! The page: HTML that is well-formed XML too, with its style inside.
 
+mod choices;
 mod kl;
 mod plot;
 mod provenance;
@@ -27,12 +28,13 @@ pub fn is_page(bytes: &[u8]) -> bool {
 
 /// The page of `data`.
 pub fn page(data: &Data) -> String {
-    let sections: [(&str, &str, String); 6] = [
+    let sections: [(&str, &str, String); 7] = [
         ("models", "Models", models(data)),
         ("kl", "Divergence from the teacher", kl::section(data)),
         ("tasks", "Tasks", tasks::section(data)),
         ("stop", "Stop probe", stop::section(data)),
         ("sizes", "What the bytes are spent on", sizes::section(data)),
+        ("choices", "Calibration and budgets", choices::section(data)),
         ("provenance", "Provenance", provenance::section(data)),
     ];
     let links: String =

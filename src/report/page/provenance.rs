@@ -71,7 +71,12 @@ fn of_model(data: &Data, model: &Model) -> String {
         ("runs".to_owned(), format!("{}: {}", ids.len(), ids.join(", "))),
     ];
     let before = rows.len();
-    flat("", &identity.record, &mut rows);
+    let mut record = identity.record.clone();
+    if let Value::Object(record) = &mut record {
+        // These have a part of their own.
+        record.retain(|key, _| !["calibration", "allocation", "compared"].contains(&key.as_str()));
+    }
+    flat("", &record, &mut rows);
     let recorded = rows.len() - before;
     let left = recorded.saturating_sub(ROWS);
     rows.truncate(before + ROWS);
