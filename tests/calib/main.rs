@@ -6,6 +6,7 @@ mod planned;
 mod refusals;
 mod same_bytes;
 mod sums;
+mod trellis;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
