@@ -183,16 +183,14 @@ impl Store for Planned {
     fn rows(&self, entry: &TensorEntry, rows: Range<u64>, of: u64) -> Result<Stored, RuntimeError> {
         let (index, plane) = self.of[self.by_name[&entry.name]];
         let module = &self.plan.modules[index];
-        let asked = rows;
-        let tall = module.planes.iter().any(|plane| plane.height > 1);
-        // Rows that are encoded together are made together, all of them.
-        let (rows, first) = if tall {
-            (0..module.rows, 0)
-        } else {
-            // Floats in their own basis are cut after the first axis, and asked for by rows of the last.
-            let each = of / module.rows;
-            let rows = asked.start / each..asked.end.div_ceil(each);
-            (rows.clone(), rows.start * each)
+        let row = entry.bytes() / of;
+        let bytes = rows.start * row..rows.end * row;
+        let each = entry.bytes() / module.rows;
+        // Rows that are encoded together are made together, all of them. Floats in their own basis are cut after the first
+        // axis, and asked for by rows of the last.
+        let rows = match module.planes.iter().any(|plane| plane.height > 1) {
+            true => 0..module.rows,
+            false => bytes.start / each..bytes.end.div_ceil(each),
         };
         let mut last = self.last.lock().expect(HELD);
         if !last.as_ref().is_some_and(|made| made.module == index && made.rows == rows) {
@@ -203,10 +201,10 @@ impl Store for Planned {
                 .map_err(|error| RuntimeError::Unmade { problem: error.to_string(), help: error.help() })?;
             *last = Some(Made { module: index, rows: rows.clone(), planes });
         }
-        let bytes = last.as_ref().expect("made just now").planes[plane].clone();
-        let row = entry.bytes() / of;
-        let part = |row_number: u64| ((row_number - first) * row) as usize;
-        Ok(Stored::Owned(bytes, part(asked.start)..part(asked.end)))
+        let made = last.as_ref().expect("made just now").planes[plane].clone();
+        // `each` is of no use where rows share some of the tensor; then they begin with the first.
+        let before = rows.start * each;
+        Ok(Stored::Owned(made, (bytes.start - before) as usize..(bytes.end - before) as usize))
     }
 
     fn release(&self, _entry: &TensorEntry) {

@@ -77,7 +77,7 @@ pub fn estimate(plan: &Plan) -> Estimate {
 /// sums      T K²                     half of each input's second moments; an expert sees its share of T
 /// factor    K³ / 3                   of each matrix; in `ldlq`, of each refit's system too
 /// search    N K² (4 + 2 S)           losses of both codes and of the weight, feedback; a gradient each sweep
-///         + N K² 9 (S + 1)           of `ldlq`: gradients and squares of refits, if S is not 0
+///         + N K² 5 (S + 1)           of `ldlq`: gradients and squares of refits, if S is not 0
 /// ```
 ///
 /// It is taken that rows are as long as they may be, and that the first damping holds. Changes of basis, which are made
@@ -123,7 +123,7 @@ fn inside_seconds(plan: &Plan, products: f64) -> f64 {
 /// Of a search, for each weight and column.
 fn search_operations(plan: &Plan, encoder: &str) -> f64 {
     let sweeps = if matches!(encoder, GPTQ_REFIT | LDLQ) { plan.recipe.gptq.sweeps } else { 0 };
-    4.0 + 2.0 * f64::from(sweeps) + 9.0 * refits(plan, encoder)
+    4.0 + 2.0 * f64::from(sweeps) + 5.0 * refits(plan, encoder)
 }
 
 /// Times that a search solves for all scales of a matrix at once.

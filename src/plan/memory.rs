@@ -109,8 +109,8 @@ fn calibration_bytes(
         // thread 1.4 KiB a column.
         let planes = 2 * module.bytes() + module.rows * size_of::<RowLoss>() as u64;
         let (strips, more) = match module.assignment.codec {
-            // Errors and what codes decode to, or errors to come back to; the codes once more; for each thread 4 KiB a column
-            // and the costs of a tile's nodes.
+            // Errors, the codes once more; for each thread 4 KiB a column and the costs of a tile's nodes. What is stored
+            // first is decoded whole.
             CodecSpec::Trellis(trellis) => {
                 let costs = (2 * (MAX_TILE + 3) as u64) << (trellis.states() - trellis.bits());
                 (4096 * channels(module) as u64 + costs, 8 * module.weights() + module.bytes())

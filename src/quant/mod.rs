@@ -196,7 +196,7 @@ impl QuantError {
     }
 
     /// The same, of rows of which those given were `rows` further down.
-    fn moved(mut self, rows: usize) -> Self {
+    pub(crate) fn moved(mut self, rows: usize) -> Self {
         match &mut self {
             QuantError::ParameterOverflow { row, .. }
             | QuantError::ScaleOverflow { row, .. }

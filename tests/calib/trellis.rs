@@ -74,6 +74,8 @@ fn damaged_artifacts_are_refused_by_name() {
     let dir = temp();
     text(dir.path());
     let (out, _) = built(dir.path(), "out", &of("bits = 2", ""), &fixture("llama-tied"), &[]);
+    // With its record, any changed file is refused before it is read.
+    std::fs::remove_file(out.join("provenance.json")).unwrap();
     let path = out.join("config.json");
     let whole = std::fs::read_to_string(&path).unwrap();
     for (from, to, words) in [

@@ -230,7 +230,8 @@ fn feedback_is_that_of_a_walk_in_f64_and_worth_its_while() {
         let mut last = report.loss;
         for sweeps in [1, 3] {
             let (found, report) = ldlq(spec, weighted, &GptqOptions { sweeps, ..PASS });
-            assert!(report.loss < 0.98 * last, "{sweeps} sweeps: {} after {last}", report.loss);
+            let most = if sweeps == 1 { 0.95 } else { 0.995 };
+            assert!(report.loss < most * last, "{sweeps} sweeps: {} after {last}", report.loss);
             let exact = proxy(spec, weighted, &found);
             assert!((report.loss / exact - 1.0).abs() < 1e-3, "{report:?}, {exact}");
             last = report.loss;

@@ -66,7 +66,19 @@ fn every_shipped_recipe_is_accepted_and_is_called_what_its_file_is_called() {
     let names: Vec<_> = shipped.iter().map(|path| path.file_stem().unwrap().to_str().unwrap()).collect();
     assert_eq!(
         names,
-        ["demo", "gptq-4bit", "mlx-3bit", "mlx-4bit", "mlx-mixed", "mxfp4", "nvfp4", "qwen38-4bit"]
+        [
+            "demo",
+            "demo-q3",
+            "gptq-4bit",
+            "mlx-3bit",
+            "mlx-4bit",
+            "mlx-mixed",
+            "mxfp4",
+            "nvfp4",
+            "qwen38-4bit",
+            "qwen38-q3",
+            "trellis-3bit"
+        ]
     );
     for (path, name) in shipped.iter().zip(names) {
         let recipe = Recipe::load(path, PIPELINES).unwrap_or_else(|problems| panic!("{problems}"));
@@ -105,6 +117,18 @@ fn the_rules_of_shipped_recipes_reach_the_modules_they_are_written_for() {
         ("language_model.model.layers.63.mlp.down_proj", "affine-4g64"),
     ] {
         assert_eq!(codec(&qwen, module), expected, "{module}");
+    }
+    let third = load("qwen38-q3.toml");
+    for (module, expected, encoder) in [
+        ("language_model.model.layers.63.mlp.down_proj", "trellis-3", "ldlq"),
+        ("language_model.model.layers.0.mlp.gate_proj", "trellis-3", "ldlq"),
+        ("language_model.model.layers.3.self_attn.k_proj", "affine-6g64", "gptq-refit"),
+        ("language_model.model.layers.3.self_attn.q_proj", "affine-4g64", "gptq-refit"),
+        ("language_model.lm_head", "affine-8g64", "gptq-refit"),
+    ] {
+        assert_eq!(codec(&third, module), expected, "{module}");
+        let choice = third.rule_for(module).map_or(&third.default, |(_, rule)| &rule.choice);
+        assert_eq!(third.encoder(choice), Some(encoder), "{module}");
     }
     let demo = load("demo.toml");
     assert_eq!(demo.source_path().unwrap(), Path::new("recipes/../goldens/models/demo-qwen3_5"));

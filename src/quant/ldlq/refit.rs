@@ -7,8 +7,8 @@
 //! (XᵀX ∘ A) δ = diag(Xᵀ E A)                       all inputs together
 //! ```
 //!
-//! Outputs first; the inputs' system then sees what is left. Scales are stored as f16, so each output's is taken only if
-//! the rounded one lowers the loss, and the inputs' all or none.
+//! Outputs first: their moves change X and E A by known amounts, so that one product with A serves both. Scales are stored
+//! as f16, so each output's is taken only if the rounded one lowers the loss, and the inputs' all or none.
 //! Source: ExLlamaV3 1.6's refit, by the trellis specification, section 5.
 
 use super::scales::rounded;
@@ -20,15 +20,18 @@ use crate::numeric::dot::{Strided, multiply};
 /// What is added to the diagonal of the inputs' system, as a share of its mean: inputs that H hardly sees stay.
 const RIDGE: f64 = 1e-3;
 
+/// What part of a move's quadratic terms its gain must exceed: rounding does not account for so much.
+const MARGIN: f64 = 1e-6;
+
 impl Job<'_> {
-    /// Moves the scales; the damped loss does not rise.
+    /// Moves the scales; the damped loss does not rise by more than rounding.
     pub(super) fn refit(&self, h: &Symmetric, damping: f64, state: &mut State) {
         let (scales, along) = (self.trellis.scales(), self.trellis.along());
-        if scales == Scales::Both || along == Along::Inputs {
-            self.refit_outputs(h, damping, state);
-        }
-        if scales == Scales::Both || along == Along::Outputs {
-            self.refit_inputs(h, damping, state);
+        let of_outputs = scales == Scales::Both || along == Along::Inputs;
+        let of_inputs = scales == Scales::Both || along == Along::Outputs;
+        let gradients = self.refit_outputs(h, damping, state, of_outputs);
+        if of_inputs {
+            self.refit_inputs(h, damping, state, gradients);
         }
     }
 
@@ -56,53 +59,62 @@ impl Job<'_> {
         out
     }
 
-    fn refit_outputs(&self, h: &Symmetric, damping: f64, state: &mut State) {
+    /// Moves the outputs' scales if `moves`; diag(Xᵀ E A) of what then is stored.
+    fn refit_outputs(&self, h: &Symmetric, damping: f64, state: &mut State, moves: bool) -> Vec<f64> {
         let k = self.rows.in_features;
+        let damping = damping as f32;
         let found = self.strips(state, &|vectors, strip| {
-            let decoded: Vec<f32> = strip.values.iter().zip(&*strip.errors).map(|(w, e)| w - e).collect();
-            let along_errors = self.times(strip.errors, h, damping as f32);
-            let along_decoded = self.times(&decoded, h, damping as f32);
-            let mut moved = Vec::new();
-            for (row, x) in decoded.chunks_exact(k).enumerate() {
-                let at = row * k..(row + 1) * k;
-                let (linear, square) = (dot(x, &along_errors[at.clone()]), dot(x, &along_decoded[at]));
+            let mut x: Vec<f32> = strip.values.iter().zip(&*strip.errors).map(|(w, e)| w - e).collect();
+            let mut along_errors = self.times(strip.errors, h, damping);
+            let along_x = if moves { self.times(&x, h, damping) } else { Vec::new() };
+            let (mut moved, mut gradients) = (Vec::new(), vec![0.0; k]);
+            for (row, (x, g)) in x.chunks_exact_mut(k).zip(along_errors.chunks_exact_mut(k)).enumerate() {
                 let now = vectors.outputs[strip.first + row];
-                let wanted = f64::from(now) * (1.0 + linear / square);
-                let then = rounded(wanted as f32).filter(|then| square > 0.0 && *then > 0.0).unwrap_or(now);
-                let a = f64::from(then) / f64::from(now) - 1.0;
-                let gain = a * (2.0 * linear - a * square);
-                let then = if gain > 1e-6 * a * a * square { then } else { now };
-                moved.push(then);
-            }
-            moved
-        });
-        let outputs = found.concat();
-        self.rescale(state, None, Some(outputs));
-    }
-
-    fn refit_inputs(&self, h: &Symmetric, damping: f64, state: &mut State) {
-        let k = self.rows.in_features;
-        let decoded: Vec<f32> = self.rows.values.iter().zip(&state.errors).map(|(w, e)| w - e).collect();
-        let mut squares = Symmetric::new(k);
-        for part in decoded.chunks(self.rows_together() * k) {
-            squares.add_products(part, self.isa, self.parallel);
-        }
-        let parts = self.strips(state, &|_, strip| {
-            let along = self.times(strip.errors, h, damping as f32);
-            let mut sums = vec![0.0; k];
-            let rows =
-                strip.values.chunks_exact(k).zip(strip.errors.chunks_exact(k)).zip(along.chunks_exact(k));
-            for ((w, e), g) in rows {
-                for (((sum, w), e), g) in sums.iter_mut().zip(w).zip(e).zip(g) {
-                    *sum += f64::from(w - e) * f64::from(*g);
+                let mut next = now;
+                if moves {
+                    let along_x = &along_x[row * k..(row + 1) * k];
+                    let (linear, square) = (dot(x, g), dot(x, along_x));
+                    let wanted = f64::from(now) * (1.0 + linear / square);
+                    let then =
+                        rounded(wanted as f32).filter(|then| square > 0.0 && *then > 0.0).unwrap_or(now);
+                    let a = f64::from(then) / f64::from(now) - 1.0;
+                    if a * (2.0 * linear - a * square) > MARGIN * a * a * square {
+                        next = then;
+                        for ((x, g), along) in x.iter_mut().zip(g.iter_mut()).zip(along_x) {
+                            *x *= 1.0 + a as f32;
+                            *g -= a as f32 * along;
+                        }
+                    }
+                }
+                moved.push(next);
+                for ((sum, x), g) in gradients.iter_mut().zip(&*x).zip(&*g) {
+                    *sum += f64::from(*x) * f64::from(*g);
                 }
             }
-            sums
+            (moved, gradients)
         });
-        drop(decoded);
-        let mut wanted = vec![0.0; k];
+        let (moved, parts): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+        if moves {
+            self.rescale(state, None, Some(moved.concat()));
+        }
+        let mut gradients = vec![0.0; k];
         for part in parts {
-            wanted.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+            gradients.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+        }
+        gradients
+    }
+
+    fn refit_inputs(&self, h: &Symmetric, damping: f64, state: &mut State, gradients: Vec<f64>) {
+        let k = self.rows.in_features;
+        let mut squares = Symmetric::new(k);
+        for (values, errors) in self
+            .rows
+            .values
+            .chunks(self.rows_together() * k)
+            .zip(state.errors.chunks(self.rows_together() * k))
+        {
+            let x: Vec<f32> = values.iter().zip(errors).map(|(w, e)| w - e).collect();
+            squares.add_products(&x, self.isa, self.parallel);
         }
         let Some(system) = hadamard(&squares, h, damping as f32) else { return };
         drop(squares);
@@ -112,23 +124,22 @@ impl Job<'_> {
             return;
         }
         let Ok(factor) = Factor::new(&system, RIDGE * mean, self.isa, self.parallel) else { return };
-        let moved = solve(&factor, wanted);
+        let wanted = solve(&factor, gradients.clone());
         let then = |(now, by): (&f32, &f64)| {
             let then = rounded((f64::from(*now) * (1.0 + by)) as f32).filter(|then| *then > 0.0);
             if by.is_finite() { then.unwrap_or(*now) } else { *now }
         };
-        let inputs: Vec<f32> = state.vectors.inputs.iter().zip(&moved).map(then).collect();
-        let before = self.damped_loss(state, h, damping);
-        let (errors, vectors) = (state.errors.clone(), state.vectors.clone());
-        self.rescale(state, Some(inputs), None);
-        if !(self.damped_loss(state, h, damping) < before) {
-            (state.errors, state.vectors) = (errors, vectors);
+        let inputs: Vec<f32> = state.vectors.inputs.iter().zip(&wanted).map(then).collect();
+        let moved = inputs.iter().zip(&state.vectors.inputs).map(|(then, now)| match *now {
+            0.0 => 0.0,
+            now => f64::from(*then) / f64::from(now) - 1.0,
+        });
+        let moved: Vec<f64> = moved.collect();
+        let linear: f64 = moved.iter().zip(&gradients).map(|(by, gradient)| by * gradient).sum();
+        let square = quadratic(&system, &moved);
+        if 2.0 * linear - square > MARGIN * square {
+            self.rescale(state, Some(inputs), None);
         }
-    }
-
-    fn damped_loss(&self, state: &State, h: &Symmetric, damping: f64) -> f64 {
-        let squares = state.errors.iter().map(|e| f64::from(*e) * f64::from(*e)).sum::<f64>();
-        self.loss(&state.errors, h) + damping * squares
     }
 
     /// Takes new scales, and decodes with them.
@@ -178,6 +189,16 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
+/// xᵀ A x
+fn quadratic(a: &Symmetric, x: &[f64]) -> f64 {
+    let row = |i: usize| {
+        let row = &a.lower(i).values[..=i];
+        let before: f64 = row[..i].iter().zip(x).map(|(a, x)| f64::from(*a) * x).sum();
+        x[i] * (2.0 * before + f64::from(row[i]) * x[i])
+    };
+    (0..x.len()).map(row).sum()
+}
+
 /// squares ∘ (H + λ I)
 fn hadamard(squares: &Symmetric, h: &Symmetric, damping: f32) -> Option<Symmetric> {
     let n = h.n();
@@ -221,6 +242,9 @@ mod tests {
         a.add_products(&x, Isa::Scalar, &serial);
         let factor = Factor::new(&a, 0.5, Isa::Scalar, &serial).unwrap();
         let known: Vec<f64> = (0..n).map(|i| i as f64 - 2.5).collect();
+        let full = a.to_full();
+        let all = (0..n * n).map(|i| f64::from(full[i]) * known[i / n] * known[i % n]).sum::<f64>();
+        assert!((quadratic(&a, &known) / all - 1.0).abs() < 1e-6);
         let b = (0..n).map(|i| {
             let row = (0..n).map(|j| (f64::from(a.get(i, j)) + if i == j { 0.5 } else { 0.0 }) * known[j]);
             row.sum::<f64>()
