@@ -348,7 +348,7 @@ pub struct WeighedRecord {
     pub experts: Vec<ExpertRecord>,
     /// Where several columns of a trellis's tile cannot make up for each other, the expected loss over that of tiles of
     /// one column; the largest of all experts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub tile_penalty: Option<f64>,
 }
 
