@@ -19,7 +19,7 @@ use cpu::Input;
 pub enum Precision {
     /// f32 activations on weights decoded to f32: the definition.
     Exact,
-    /// int8 activations with one scale per group, where the codec's codes are integers.
+    /// int8 activations with one scale per group, where the codec's codes or values are integers.
     Fast,
 }
 
@@ -48,6 +48,11 @@ pub trait LinearOp: Send + Sync + std::fmt::Debug {
 
     /// Bytes of weights that one pass reads.
     fn bytes(&self) -> u64;
+
+    /// How many rows share bytes, and are best computed together.
+    fn rows_together(&self) -> usize {
+        1
+    }
 
     /// Work on the input that all rows share, done once before [`LinearOp::apply`].
     fn ready(&self, _input: &Input<'_>) {}

@@ -119,6 +119,14 @@ impl Packed {
         }
     }
 
+    /// How many rows share bytes: those of a tile.
+    pub fn rows_together(&self) -> usize {
+        let matrix = self.part.matrix.out_features;
+        // What a matrix has for all of its rows is not what a pass over some of them reads.
+        self.layout().iter().map(|plane| plane.height).filter(|height| *height < matrix).max().unwrap_or(1)
+            as usize
+    }
+
     /// Stored bytes of all planes.
     pub fn bytes(&self) -> u64 {
         self.planes.iter().map(|plane| plane.bytes().len() as u64).sum()

@@ -81,6 +81,8 @@ pub trait Lanes: Copy {
     fn iadd(self, other: Self) -> Self;
     /// Integer difference.
     fn isub(self, other: Self) -> Self;
+    /// Integer product.
+    fn imul(self, other: Self) -> Self;
     /// Smaller signed integer.
     fn imin(self, other: Self) -> Self;
     /// Larger signed integer.
@@ -103,6 +105,16 @@ pub trait Lanes: Copy {
     fn pick_bytes(self, table: &[u8; LANES]) -> Self;
     /// `self + Σ_j codes[j] · x[j]` over the four bytes of each lane, `codes` unsigned and `x` signed: exact.
     fn dot_bytes(self, codes: Self, x: Self) -> Self;
+    /// Windows of a stream of bits that begin every `STEP` bits, 1 to 4, the last window first: lane l has the bits
+    /// from (15 − l) · STEP on that are in `mask`, which is below 2^16 and the same in each lane.
+    ///
+    /// `low` has the stream's bits from 0 on; `high`, which matters only for a step of 4, those from 32 on.
+    fn windows<const STEP: u32>(low: u64, high: u64, mask: Self) -> Self;
+    /// A factor as [`Lanes::add_bytes`] takes it, for one lane.
+    fn times(by: i8) -> u32;
+    /// `self + by · Σ_j codes[j]` over the four unsigned bytes of each lane: exact. `by` is of [`Lanes::times`], the
+    /// same in each lane.
+    fn add_bytes(self, codes: Self, by: Self) -> Self;
     /// At most 64 codes of `BITS` bits, lowest bits first, one per byte; then zeros.
     fn byte_codes<const BITS: u32>(packed: &[u8]) -> Self;
     /// Of all lanes of `parts`, end to end, the integer sums of every `parts.len()`, which is 2, 4, 8 or 16.
@@ -406,6 +418,10 @@ impl Lanes for Plain {
         self.zip_bits(other, u32::wrapping_sub)
     }
     #[inline(always)]
+    fn imul(self, other: Self) -> Self {
+        self.zip_bits(other, u32::wrapping_mul)
+    }
+    #[inline(always)]
     fn imin(self, other: Self) -> Self {
         self.zip_bits(other, |a, b| (a as i32).min(b as i32) as u32)
     }
@@ -466,6 +482,25 @@ impl Lanes for Plain {
             *sum = f32::from_bits(total as u32);
         }
         Self(out)
+    }
+    #[inline(always)]
+    fn windows<const STEP: u32>(low: u64, high: u64, mask: Self) -> Self {
+        let mut out = mask.0;
+        for (l, lane) in out.iter_mut().enumerate() {
+            let (from_high, at) = window_start(STEP, l);
+            let window = if from_high { high } else { low } >> at;
+            *lane = f32::from_bits(window as u32 & lane.to_bits());
+        }
+        Self(out)
+    }
+    #[inline(always)]
+    fn times(by: i8) -> u32 {
+        i32::from(by) as u32
+    }
+    #[inline(always)]
+    fn add_bytes(self, codes: Self, by: Self) -> Self {
+        let sum = |codes: u32| codes.to_le_bytes().into_iter().map(u32::from).sum::<u32>();
+        self.iadd(codes.zip_bits(by, |codes, by| sum(codes).wrapping_mul(by)))
     }
     #[inline(always)]
     fn byte_codes<const BITS: u32>(packed: &[u8]) -> Self {
@@ -595,6 +630,13 @@ impl Lanes for Plain {
     }
 }
 
+/// Where the window of lane `l` begins, for [`Lanes::windows`]: whether in `high`, and at which bit.
+#[inline(always)]
+const fn window_start(step: u32, l: usize) -> (bool, u32) {
+    let at = (LANES - 1 - l) as u32 * step;
+    if step == 4 && l < LANES / 2 { (true, at - 32) } else { (false, at) }
+}
+
 /// [`Lanes::byte_codes`] by [`Lanes::spread`], eight codes at a time.
 #[inline(always)]
 fn spread_bytes<V: Lanes, const BITS: u32>(packed: &[u8]) -> [u8; 4 * LANES] {
@@ -632,7 +674,7 @@ const fn part<const FIELD: u32>(x: u64, bits: u32) -> u64 {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{Kernel, LANES, Lanes, filled, spread_bytes};
+    use super::{Kernel, LANES, Lanes, filled, spread_bytes, window_start};
 
     /// # Safety
     /// The processor must have AVX2, FMA, F16C and BMI2.
@@ -843,6 +885,10 @@ mod x86 {
             both_integers!(_mm256_sub_epi32(self, other))
         }
         #[inline(always)]
+        fn imul(self, other: Self) -> Self {
+            both_integers!(_mm256_mullo_epi32(self, other))
+        }
+        #[inline(always)]
         fn imin(self, other: Self) -> Self {
             both_integers!(_mm256_min_epi32(self, other))
         }
@@ -923,6 +969,36 @@ mod x86 {
         #[inline(always)]
         fn dot_bytes(self, codes: Self, x: Self) -> Self {
             unsafe { Self(dot_half(self.0, codes.0, x.0), dot_half(self.1, codes.1, x.1)) }
+        }
+        #[inline(always)]
+        fn windows<const STEP: u32>(low: u64, high: u64, mask: Self) -> Self {
+            unsafe {
+                // Both halves of a register hold the word, so a byte past its end is one that the mask drops.
+                let tables = &NEAR_WINDOWS[STEP as usize];
+                let low = _mm256_set1_epi64x(low as i64);
+                let high = if STEP == 4 { _mm256_set1_epi64x(high as i64) } else { low };
+                let half = |word: __m256i, i: usize| {
+                    let bytes = _mm256_shuffle_epi8(word, load_eight(&tables.0[i]));
+                    _mm256_castsi256_ps(_mm256_srlv_epi32(bytes, load_eight(&tables.1[i])))
+                };
+                Self(half(high, 0), half(low, 1)).and(mask)
+            }
+        }
+        #[inline(always)]
+        fn times(by: i8) -> u32 {
+            u32::from(i16::from(by) as u16) * 0x0001_0001
+        }
+        #[inline(always)]
+        fn add_bytes(self, codes: Self, by: Self) -> Self {
+            unsafe {
+                // Two bytes make at most 510, so nothing saturates.
+                let half = |sum: __m256, codes: __m256, by: __m256| {
+                    let pairs = _mm256_maddubs_epi16(_mm256_castps_si256(codes), _mm256_set1_epi8(1));
+                    let products = _mm256_madd_epi16(pairs, _mm256_castps_si256(by));
+                    _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sum), products))
+                };
+                Self(half(self.0, codes.0, by.0), half(self.1, codes.1, by.1))
+            }
         }
         #[inline(always)]
         fn byte_codes<const BITS: u32>(packed: &[u8]) -> Self {
@@ -1104,6 +1180,40 @@ mod x86 {
         fn spread<const BITS: u32>(packed: u64) -> u64 {
             unsafe { _pdep_u64(packed, code_mask(BITS)) }
         }
+    }
+
+    /// For each step of [`Lanes::windows`] and each half of the lanes: the bytes of a word that hold each window, and
+    /// the bit of these at which it begins.
+    static NEAR_WINDOWS: [([Eight; 2], [Eight; 2]); 5] = {
+        let mut tables = [([Eight([0; 32]); 2], [Eight([0; 32]); 2]); 5];
+        let mut step = 1;
+        while step <= 4 {
+            let mut lane = 0;
+            while lane < LANES {
+                let (_, at) = window_start(step as u32, lane);
+                let mut byte = 0;
+                while byte < 4 {
+                    tables[step].0[lane / 8].0[4 * (lane % 8) + byte] = (at / 8) as u8 + byte as u8;
+                    byte += 1;
+                }
+                tables[step].1[lane / 8].0[4 * (lane % 8)] = (at % 8) as u8;
+                lane += 1;
+            }
+            step += 1;
+        }
+        tables
+    };
+
+    #[derive(Clone, Copy)]
+    #[repr(align(32))]
+    struct Eight([u8; 32]);
+
+    /// # Safety
+    /// The processor must have AVX2.
+    #[inline(always)]
+    unsafe fn load_eight(from: &Eight) -> __m256i {
+        // SAFETY: 32 bytes, aligned, and the caller's word.
+        unsafe { _mm256_load_si256(from.0.as_ptr().cast()) }
     }
 
     /// `sum + Σ_j codes[j] · x[j]` over four bytes each.
@@ -1351,6 +1461,10 @@ mod x86 {
             integers!(_mm512_sub_epi32(self, other))
         }
         #[inline(always)]
+        fn imul(self, other: Self) -> Self {
+            integers!(_mm512_mullo_epi32(self, other))
+        }
+        #[inline(always)]
         fn imin(self, other: Self) -> Self {
             integers!(_mm512_min_epi32(self, other))
         }
@@ -1443,6 +1557,27 @@ mod x86 {
                     _mm512_castps_si512(x.0),
                 )))
             }
+        }
+        #[inline(always)]
+        fn windows<const STEP: u32>(low: u64, high: u64, mask: Self) -> Self {
+            unsafe {
+                let words = if STEP == 4 {
+                    _mm512_mask_set1_epi64(_mm512_set1_epi64(high as i64), 0xf0, low as i64)
+                } else {
+                    _mm512_set1_epi64(low as i64)
+                };
+                // Bytes that begin past a word's end are those of its beginning, and the mask drops them.
+                let windows = _mm512_multishift_epi64_epi8(WINDOWS[STEP as usize].load(), words);
+                Self(_mm512_castsi512_ps(_mm512_and_si512(windows, _mm512_castps_si512(mask.0))))
+            }
+        }
+        #[inline(always)]
+        fn times(by: i8) -> u32 {
+            u32::from(by as u8) * 0x0101_0101
+        }
+        #[inline(always)]
+        fn add_bytes(self, codes: Self, by: Self) -> Self {
+            self.dot_bytes(codes, by)
         }
         #[inline(always)]
         fn byte_codes<const BITS: u32>(packed: &[u8]) -> Self {
@@ -1773,6 +1908,26 @@ mod x86 {
         starts
     }
 
+    /// For each step of [`Lanes::windows`]: where in its word each byte of each window begins.
+    static WINDOWS: [Bytes; 5] = {
+        let mut tables = [Bytes([0; 64]); 5];
+        let mut step = 1;
+        while step <= 4 {
+            let mut lane = 0;
+            while lane < LANES {
+                let (_, at) = window_start(step as u32, lane);
+                let mut byte = 0;
+                while byte < 4 {
+                    tables[step].0[4 * lane + byte] = ((at + 8 * byte as u32) % 64) as u8;
+                    byte += 1;
+                }
+                lane += 1;
+            }
+            step += 1;
+        }
+        tables
+    };
+
     /// Which bytes make a word of eight codes, for [`Lanes::byte_codes`].
     static EIGHTS: [Bytes; 7] = {
         let mut tables = [Bytes([0; 64]); 7];
@@ -1894,6 +2049,20 @@ mod tests {
                 note(V::byte_codes::<6>(&self.bytes[..codes * 6 / 8]));
                 note(V::byte_codes::<8>(&self.bytes[..codes]));
             }
+            for (pair, words) in all.windows(2).zip(self.bytes.as_chunks::<16>().0) {
+                note(pair[0].imul(pair[1]));
+                for by in [-128, -1, 0, 1, words[0] as i8, 127] {
+                    note(pair[1].add_bytes(pair[0], V::splat_bits(V::times(by))));
+                }
+                let word = |at: usize| u64::from_le_bytes(*words[at..].first_chunk().expect("eight bytes"));
+                for bits in [10, 12, 16] {
+                    let mask = V::splat_bits((1 << bits) - 1);
+                    note(V::windows::<1>(word(0), word(4), mask));
+                    note(V::windows::<2>(word(0), word(4), mask));
+                    note(V::windows::<3>(word(0), word(4), mask));
+                    note(V::windows::<4>(word(0), word(4), mask));
+                }
+            }
             let numbers = V::from_bytes(*self.bytes.first_chunk().expect("sixteen bytes"));
             let sums = [numbers; LANES];
             note(V::sums(sums));
@@ -1971,6 +2140,16 @@ mod tests {
         assert_eq!(Plain::splat_bits(1).dot_bytes(lanes, x).0[1].to_bits(), 1 + 5 + 12 + 21);
         let minus = Plain::splat_bits(0xffff_ffff);
         assert_eq!(Plain::splat_bits(0).dot_bytes(lanes, minus).0[0].to_bits() as i32, -(1 + 2 + 3));
+        // 10 - 3 (4 + 5 + 6 + 7) in lane 1.
+        let sum = Plain::splat_bits(10).add_bytes(lanes, Plain::splat_bits(Plain::times(-3)));
+        assert_eq!(sum.0[1].to_bits() as i32, 10 - 3 * 22);
+        let (stream, mask) = (0x0123_4567_89ab_cdef_0246_8ace_1357_9bdf_u128, Plain::splat_bits(0xfff));
+        let (low, high) = (stream as u64, (stream >> 32) as u64);
+        let windows = |step: usize| std::array::from_fn(|l| (stream >> ((15 - l) * step)) as u32 & 0xfff);
+        assert_eq!(Plain::windows::<1>(low, high, mask).0.map(f32::to_bits), windows(1));
+        assert_eq!(Plain::windows::<2>(low, high, mask).0.map(f32::to_bits), windows(2));
+        assert_eq!(Plain::windows::<3>(low, high, mask).0.map(f32::to_bits), windows(3));
+        assert_eq!(Plain::windows::<4>(low, high, mask).0.map(f32::to_bits), windows(4));
         let ones = [Plain::splat_bits(1), Plain::splat_bits(10)];
         let sums = Plain::group_sums(&ones).0.map(f32::to_bits);
         assert_eq!(sums, std::array::from_fn(|g| if g < 8 { 2 } else { 20 }));

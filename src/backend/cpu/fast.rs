@@ -1,20 +1,23 @@
-//! Linear layers by the fast path, which [`super::int8`] defines.
+//! Linear layers by the fast path, which [`super::int8`] defines, and for trellis weights [`super::sums`].
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::int8::{AffineCodes, Codes, E2m1Codes, Room, RowByRow, Turned};
+use super::sums::ByStrips;
 use super::{Cpu, Input};
 use crate::backend::{Columns, LinearOp, Packed, Precision, Stored};
 use crate::codec::CodecSpec;
 use crate::codec::affine::with_bits;
 use crate::codec::mxfp::Mxfp;
+use crate::codec::trellis::decode::View;
+use crate::codec::trellis::{Along, Trellis};
 use crate::numeric::lanes::dispatch;
 
 /// Rows of x from which on turning the weight pays.
 pub(super) const TURN: usize = 8;
 
-/// A weight whose codes are small integers.
+/// A weight whose codes or values are small integers.
 #[derive(Debug)]
 pub struct Fast {
     weight: Packed,
@@ -28,12 +31,10 @@ impl Fast {
             CodecSpec::Affine { .. } | CodecSpec::Mxfp4 | CodecSpec::Nvfp4 => {
                 Some(Self { weight: weight.clone(), cpu: cpu.clone() })
             }
-            CodecSpec::Trellis(_)
-            | CodecSpec::Mxfp8
-            | CodecSpec::Keep
-            | CodecSpec::Bf16
-            | CodecSpec::F16
-            | CodecSpec::F32 => None,
+            // Values of other codes are not integers. Tiles along inputs have the exact path alone.
+            CodecSpec::Trellis(trellis) => (trellis.code().sums_bytes() && trellis.along() == Along::Outputs)
+                .then(|| Self { weight: weight.clone(), cpu: cpu.clone() }),
+            CodecSpec::Mxfp8 | CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 | CodecSpec::F32 => None,
         }
     }
 
@@ -60,6 +61,23 @@ impl Fast {
         }
     }
 
+    fn multiply_trellis(&self, trellis: Trellis, input: &Input<'_>, rows: Range<usize>, out: &Columns<'_>) {
+        let Packed { part, out_features, in_features, ref planes, .. } = self.weight;
+        assert!(rows.end <= out_features, "rows of the weight");
+        assert_eq!(input.in_features(), in_features, "columns of the weight");
+        assert_eq!(out.rows(), input.rows(), "one row of outputs for each of the input");
+        let planes: Vec<&[u8]> = planes.iter().map(Stored::bytes).collect();
+        let view = View::new(trellis, part, &planes, out_features);
+        let mut first = rows.start;
+        while first < rows.end {
+            let end = view.matrix_end(first).min(rows.end);
+            let scales = view.inputs(first).expect("a scale for each input");
+            let x = input.folded(scales, self.cpu.isa, None);
+            dispatch(self.cpu.isa, ByStrips { view: &view, x: &x, rows: first..end, out });
+            first = end;
+        }
+    }
+
     fn run(&self, input: &Input<'_>, rows: Range<usize>, out: &Columns<'_>) {
         let Packed { codec, float, out_features: n, in_features: k, ref planes, .. } = self.weight;
         let plane = |p: usize| Stored::bytes(&planes[p]);
@@ -74,6 +92,7 @@ impl Fast {
                 let codec = if codec == CodecSpec::Mxfp4 { Mxfp::Mxfp4 } else { Mxfp::Nvfp4 };
                 self.multiply(E2m1Codes::new(codec, [plane(0), plane(1)], n, k), input, rows, out);
             }
+            CodecSpec::Trellis(trellis) => self.multiply_trellis(trellis, input, rows, out),
             _ => unreachable!("refused by `new`"),
         }
     }
@@ -96,7 +115,22 @@ impl LinearOp for Fast {
         self.weight.bytes()
     }
 
+    fn rows_together(&self) -> usize {
+        self.weight.rows_together()
+    }
+
     fn ready(&self, input: &Input<'_>) {
+        if let CodecSpec::Trellis(trellis) = self.weight.codec {
+            let planes: Vec<&[u8]> = self.weight.planes.iter().map(Stored::bytes).collect();
+            let view = View::new(trellis, self.weight.part, &planes, self.weight.out_features);
+            let mut first = 0;
+            while first < self.weight.out_features {
+                let scales = view.inputs(first).expect("a scale for each input");
+                input.folded(scales, self.cpu.isa, Some(&self.cpu.threads));
+                first = view.matrix_end(first);
+            }
+            return;
+        }
         let CodecSpec::Affine { bits, .. } = self.weight.codec else {
             let group = self.weight.codec.group().expect("refused by `new`");
             input.quantized(E2m1Codes::ORDER, group as usize, self.cpu.isa, Some(&self.cpu.threads));

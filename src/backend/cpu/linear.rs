@@ -6,13 +6,16 @@ use std::sync::Arc;
 use super::affine::AffineRows;
 use super::float::{Bf16, F16, F32, FloatRows};
 use super::mxfp::MxfpRows;
-use super::rows::{One, Room, Rows, Several};
-use super::{Cpu, Input, trellis};
+use super::rows::{One, Panels, Room, Rows, Several};
+use super::trellis::OneByStrips;
+use super::{Cpu, Input};
 use crate::backend::{Columns, LinearOp, Packed, Precision, Stored};
 use crate::codec::CodecSpec;
 use crate::codec::affine::with_bits;
 use crate::codec::float::Storage;
 use crate::codec::mxfp::Mxfp;
+use crate::codec::trellis::decode::View;
+use crate::codec::trellis::{Along, Trellis};
 use crate::numeric::lanes::dispatch;
 use crate::tensor::Float;
 
@@ -42,9 +45,39 @@ impl Exact {
             dispatch(self.cpu.isa, One { weight, x, rows, out });
         } else {
             let in_features = self.weight.in_features;
-            Room::lend(|room| {
-                dispatch(self.cpu.isa, Several { weight, x, in_features, rows, out, room });
-            });
+            self.several(weight, x, in_features, rows, out);
+        }
+    }
+
+    fn several<P: Panels>(
+        &self,
+        weight: P,
+        x: &[f32],
+        in_features: usize,
+        rows: Range<usize>,
+        out: &Columns<'_>,
+    ) {
+        Room::lend(|room| {
+            dispatch(self.cpu.isa, Several { weight, x, in_features, rows, out, room });
+        });
+    }
+
+    fn multiply_trellis(&self, trellis: Trellis, input: &Input<'_>, rows: Range<usize>, out: &Columns<'_>) {
+        let Packed { part, out_features, in_features, ref planes, .. } = self.weight;
+        assert!(rows.end <= out_features, "rows of the weight");
+        assert_eq!(input.in_features(), in_features, "columns of the weight");
+        if rows.is_empty() {
+            return;
+        }
+        let planes: Vec<&[u8]> = planes.iter().map(Stored::bytes).collect();
+        let view = View::new(trellis, part, &planes, out_features);
+        let x = input.values();
+        if input.rows() == 1 && trellis.along() == Along::Outputs {
+            // SAFETY: rows of the weight, and so columns of the output, are given to one call each.
+            let out = unsafe { out.row(0, rows.clone()) };
+            dispatch(self.cpu.isa, OneByStrips { view: &view, x, rows, out });
+        } else {
+            self.several(&view, x, in_features, rows, out);
         }
     }
 }
@@ -66,6 +99,10 @@ impl LinearOp for Exact {
         self.weight.bytes()
     }
 
+    fn rows_together(&self) -> usize {
+        self.weight.rows_together()
+    }
+
     fn apply(&self, input: &Input<'_>, rows: Range<usize>, out: &Columns<'_>) {
         let Packed { codec, float, out_features: n, in_features: k, ref planes, .. } = self.weight;
         let plane = |p: usize| Stored::bytes(&planes[p]);
@@ -77,11 +114,7 @@ impl LinearOp for Exact {
                     self.multiply(AffineRows::<BITS>::new(planes, float, n, k, group), input, rows, out);
                 });
             }
-            CodecSpec::Trellis(_) => {
-                trellis::in_tiles(&self.weight, rows, |decoded, rows| {
-                    self.multiply(decoded, input, rows, out)
-                });
-            }
+            CodecSpec::Trellis(trellis) => self.multiply_trellis(trellis, input, rows, out),
             CodecSpec::Mxfp4 => {
                 self.multiply(MxfpRows::<4>::new(Mxfp::Mxfp4, mxfp(), n, k), input, rows, out);
             }

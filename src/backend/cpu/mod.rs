@@ -13,6 +13,7 @@ mod pointwise;
 mod quantized;
 mod rotary;
 mod rows;
+mod sums;
 mod threads;
 mod trellis;
 
@@ -28,6 +29,7 @@ use crate::isa::Isa;
 use crate::numeric::lanes::dispatch;
 
 use quantized::{Order, Quantize, Quantized, TileMut};
+use sums::{Fold, Folded};
 
 /// Where and how to compute.
 #[derive(Debug)]
@@ -68,11 +70,16 @@ impl Cpu {
         const PART: u64 = 64 << 10;
         /// Rows over which gathering several rows of the input costs little.
         const GATHERED: usize = 512;
-        let n = op.out_features();
-        let share = n.div_ceil(4 * self.threads.count()).next_multiple_of(TOGETHER);
+        let (n, turns) = (op.out_features(), 4 * self.threads.count());
+        // Whole tiles, unless threads would be idle.
+        let mut together = op.rows_together().next_multiple_of(TOGETHER);
+        while together.is_multiple_of(2 * TOGETHER) && turns * together > n {
+            together /= 2;
+        }
+        let share = n.div_ceil(turns).next_multiple_of(together);
         let row = (op.bytes() / n as u64).max(1);
         let few = (PART / row).max(1) as usize;
-        few.max(GATHERED.min(8 * t_count)).next_multiple_of(TOGETHER).min(share)
+        few.max(GATHERED.min(8 * t_count)).next_multiple_of(together).min(share)
     }
 
     /// Several layers over one input; each `out` is [T, out_features].
@@ -110,6 +117,8 @@ pub struct Input<'a> {
     in_features: usize,
     /// For each order of codes and group size that a layer has asked for.
     quantized: [[Cached; 4]; 2],
+    /// For the scales of inputs that a layer has of its own.
+    folded: Mutex<Vec<Arc<Folded>>>,
 }
 
 /// An input's rows in one form.
@@ -131,7 +140,7 @@ impl<'a> Input<'a> {
     /// If `values` is not whole rows.
     pub fn new(values: &'a [f32], in_features: usize) -> Self {
         assert!(values.len().is_multiple_of(in_features), "{} values in rows of {in_features}", values.len());
-        Self { values, in_features, quantized: Default::default() }
+        Self { values, in_features, quantized: Default::default(), folded: Mutex::default() }
     }
 
     /// T.
@@ -181,5 +190,31 @@ impl<'a> Input<'a> {
             }
             quantized
         })
+    }
+
+    /// The rows times `scales`, one f16 for each input, as 8-bit integers; computed when first asked for.
+    ///
+    /// Parts of a team's work may not ask the team.
+    fn folded(&self, scales: &[u8], isa: Isa, team: Option<&Threads>) -> Arc<Folded> {
+        let held = || self.folded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(folded) = held().iter().find(|folded| folded.scales() == scales) {
+            return folded.clone();
+        }
+        let mut folded = Folded::new(self.rows(), scales);
+        let one = |(x, to)| dispatch(isa, Fold { x, scales, to });
+        let work = self.values.chunks(self.in_features).zip(folded.rows_mut());
+        match team {
+            Some(team) if self.rows() > 1 => {
+                let work: Vec<_> = work.map(|part| Mutex::new(Some(part))).collect();
+                team.run(work.len(), &|i| {
+                    let part = work[i].lock().unwrap_or_else(PoisonError::into_inner).take();
+                    one(part.expect("a part is done once"));
+                });
+            }
+            _ => work.for_each(one),
+        }
+        let folded = Arc::new(folded);
+        held().push(folded.clone());
+        folded
     }
 }

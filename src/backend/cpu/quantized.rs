@@ -223,7 +223,7 @@ fn interleave(rows: &[[Half; 2]; TALL], to: &mut [Half]) {
 
 /// Codes of one group; its scale, and the sum of its codes.
 #[inline(always)]
-fn quantize_group<V: Lanes>(x: &[f32], codes: &mut [u8]) -> (f32, f32) {
+pub(super) fn quantize_group<V: Lanes>(x: &[f32], codes: &mut [u8]) -> (f32, f32) {
     const INFINITY: u32 = 0x7f80_0000;
     let (x, _) = x.as_chunks::<LANES>();
     // As integers, magnitudes order as numbers do; NaN would come last, and is taken for infinity.

@@ -2,7 +2,7 @@
 //!
 //! One row of x: weights go from registers straight into sums, and are never stored. Several rows of x: [`NEAR`]
 //! rows of the weight are decoded one panel long into a scratch that the first-level cache holds, and all rows of
-//! x pass over it in tiles. Both add in the order that [`super::dot`] defines.
+//! x pass over it in tiles. Trellis weights, which come in columns, take the second way through [`Panels`]. Both add in the order that [`super::dot`] defines.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -42,6 +42,27 @@ pub(super) trait Rows: Copy {
     /// The last weights of row `n` from `k` on, fewer than [`STEP`]; then zeros. `k` is a multiple of it.
     fn rest<V: Lanes>(&self, n: usize, k: usize) -> [V; 2];
 }
+
+/// A weight [N, K] that can decode a panel of some of its rows: what [`Several`] needs of it.
+pub(super) trait Panels: Copy {
+    /// Weights `columns` of each of at most [`NEAR`] rows, at most [`PANEL`] from a multiple of it on, to rows of
+    /// `to` that are as long as a panel; and zeros to the end of the last line.
+    ///
+    /// The rows and columns must be there.
+    fn panel<V: Lanes>(self, rows: Range<usize>, columns: Range<usize>, to: &mut [Line]);
+}
+
+impl<R: Rows> Panels for R {
+    #[inline(always)]
+    fn panel<V: Lanes>(self, rows: Range<usize>, columns: Range<usize>, to: &mut [Line]) {
+        for (n, to) in rows.zip(to.chunks_exact_mut(LINES)) {
+            decode::<V, R>(self, n, columns.start, columns.len(), to);
+        }
+    }
+}
+
+/// Lines of a panel.
+pub(super) const LINES: usize = PANEL / LANES;
 
 /// Rows of the weight that are multiplied at once: sums that do not wait for each other.
 const AT_ONCE: usize = 4;
@@ -160,14 +181,13 @@ impl Room {
 /// A cache line of values.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
-struct Line([f32; LANES]);
+pub(super) struct Line(pub [f32; LANES]);
 
-impl<R: Rows> Kernel for Several<'_, R> {
+impl<R: Panels> Kernel for Several<'_, R> {
     type Output = ();
 
     #[inline(always)]
     fn run<V: Lanes>(self) {
-        const LINES: usize = PANEL / LANES;
         let Self { weight, x, in_features: k, rows, out, room: Room(room) } = self;
         let t_count = x.len() / k;
         assert!(out.rows() == t_count && rows.end <= out.width(), "room for every row's outputs");
@@ -185,9 +205,7 @@ impl<R: Rows> Kernel for Several<'_, R> {
                 }
                 for n in rows.clone().step_by(NEAR) {
                     let wide = NEAR.min(rows.end - n);
-                    for (n, to) in (n..n + wide).zip(near.chunks_exact_mut(LINES)) {
-                        decode::<V, R>(weight, n, start, len, to);
-                    }
+                    weight.panel::<V>(n..n + wide, start..start + len, near);
                     V::call(Tiles {
                         x: far,
                         t_count: tall,

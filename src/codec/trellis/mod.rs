@@ -21,6 +21,7 @@
 //! layout, other codes and all constants: the trellis specification of this project.
 
 mod code;
+pub(crate) mod decode;
 mod normal;
 mod ring;
 mod stored;

@@ -18,9 +18,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use super::{BITS, Code, Codebook, TrellisError, check, decode, state, tile, tile_words};
+use super::decode::{Decode, View};
+use super::{BITS, Code, Codebook, TrellisError, check, tile, tile_words};
 use crate::codec::{Codec, CodecError, CodecSpec, Matrix, Part, Plane};
-use crate::numeric::f16_to_f32;
+use crate::isa::Isa;
+use crate::numeric::lanes::dispatch;
 use crate::tensor::{Dtype, Float};
 
 /// What the weights of a tile have in common.
@@ -271,58 +273,10 @@ impl Codec for Trellis {
     }
 
     fn decode(&self, part: Part, _float: Float, planes: &[&[u8]], out: &mut [f32]) {
-        let tile = self.tile(part.matrix).expect("checked when the planes were laid out");
-        let (n, k) = (part.matrix.out_features as usize, part.matrix.in_features as usize);
-        let (first, book) = (part.first as usize, self.codebook());
-        let per_tile = tile_words(tile, self.bits);
-        let words = |number: usize| {
-            let bytes = planes[0][4 * number * per_tile..].as_chunks::<4>().0;
-            bytes[..per_tile].iter().map(|bytes| u32::from_le_bytes(*bytes))
-        };
-        let scale =
-            |plane: usize, index: usize| f16_to_f32(u16::from_le_bytes(planes[plane].as_chunks().0[index]));
-        // Of the planes that hold a matrix's inputs, the one that row r is of.
-        let input = |plane: usize, r: usize, c: usize| scale(plane, (r / n - first / n) * k + c);
-        let output = |plane: usize, r: usize| scale(plane, r - first);
-        let both = self.scales == Scales::Both;
-        let mut ring = vec![0; per_tile];
-        match self.along {
-            Along::Outputs => {
-                let rows = out.len() / k;
-                let mut r = first;
-                while r < first + rows {
-                    let end = (r / tile * tile + tile).min(first + rows);
-                    for c in 0..k {
-                        ring.iter_mut()
-                            .zip(words((r / tile - first / tile) * k + c))
-                            .for_each(|(to, word)| *to = word);
-                        for r in r..end {
-                            let value = book.value(state(&ring, self.bits, self.states, r % tile));
-                            let value = value * input(1, r, c);
-                            out[(r - first) * k + c] = if both { value * output(2, r) } else { value };
-                        }
-                    }
-                    r = end;
-                }
-            }
-            Along::Inputs => {
-                for (row, out) in out.chunks_exact_mut(k).enumerate() {
-                    let r = first + row;
-                    for (number, out) in out.chunks_exact_mut(tile).enumerate() {
-                        ring.iter_mut()
-                            .zip(words(row * (k / tile) + number))
-                            .for_each(|(to, word)| *to = word);
-                        decode(&book, self.bits, &ring, out);
-                        for (c, out) in out.iter_mut().enumerate() {
-                            *out *= output(1, r);
-                            if both {
-                                *out *= input(2, r, number * tile + c);
-                            }
-                        }
-                    }
-                }
-            }
-        }
+        let columns = 0..part.matrix.in_features as usize;
+        let (rows, stride) = (out.len() / columns.len(), columns.len());
+        let view = View::new(*self, part, planes, rows);
+        dispatch(Isa::best(), Decode { view: &view, rows: 0..rows, columns, to: out, stride });
     }
 }
 
