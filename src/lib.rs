@@ -36,6 +36,7 @@ pub mod fold;
 pub mod calib;
 pub mod build;
 pub mod check;
+pub mod repack;
 pub mod eval;
 pub mod measure;
 pub mod control;

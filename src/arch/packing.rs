@@ -26,6 +26,11 @@ impl Packing {
         self.modules.get(module).copied().unwrap_or(self.default)
     }
 
+    /// Modules that the config says have none.
+    pub fn floats(&self) -> impl Iterator<Item = &str> + Clone {
+        self.modules.iter().filter(|(_, codec)| codec.is_none()).map(|(module, _)| module.as_str())
+    }
+
     /// Whether the model is packed at all.
     pub fn is_packed(&self) -> bool {
         self.default.is_some()

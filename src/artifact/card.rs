@@ -2,8 +2,10 @@
 //!
 //! It says what was done and how large the result is. It makes no claim of quality: none was measured here.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use crate::digest::Digest;
 use crate::tensor::Layout;
 use crate::units::Bytes;
 
@@ -116,5 +118,29 @@ pub fn card(card: &Card<'_>) -> Vec<u8> {
         }
         let _ = writeln!(text, "{fence}");
     }
+    text.into_bytes()
+}
+
+/// The card of a folder that was repacked from the artifact `digest`, whose card was `old`: its front matter, and the
+/// numbers of modules by what they were and became.
+pub fn repacked_card(
+    old: &str,
+    name: &str,
+    digest: Digest,
+    tool: &str,
+    modules: &BTreeMap<(&str, &str), usize>,
+) -> Vec<u8> {
+    let front = old.split_inclusive("\n---\n").next().filter(|front| front.starts_with("---\n"));
+    let mut text = front.filter(|front| front.ends_with("\n---\n")).unwrap_or_default().to_owned();
+    let _ = writeln!(
+        text,
+        "\n# {name}, repacked\n\nExpanded by {tool} from the artifact with digest `{digest}` into codecs that stock \
+         mlx-lm loads. `repacked.json` has the modules and the digests of all files.\n\n| was | became | modules |\n\
+         | --- | --- | ---: |"
+    );
+    for ((was, became), count) in modules {
+        let _ = writeln!(text, "| {was} | {became} | {count} |");
+    }
+    text.push_str("\n```sh\nmlx_lm.generate --model PATH --prompt \"Hello\"\n```\n");
     text.into_bytes()
 }

@@ -93,6 +93,15 @@ pub fn lay_out(
         }
     }
 
+    arrange(members, modules, layout)
+}
+
+/// Lays out files whose names and modules are known; `places[module][plane]`.
+pub fn arrange(
+    members: Vec<(String, Vec<usize>)>,
+    modules: &[ModuleTensors],
+    layout: Layout,
+) -> (Vec<OutputFile>, Vec<Vec<Place>>) {
     let nowhere = Place { file: 0, offset: 0 };
     let mut places: Vec<Vec<Place>> = modules.iter().map(|m| vec![nowhere; m.planes.len()]).collect();
     let mut files = Vec::new();

@@ -45,7 +45,7 @@ impl Failure for ArtifactError {
     fn help(&self) -> Option<String> {
         Some(match self {
             ArtifactError::NoRecord { .. } => {
-                "`tqc inspect` reads any checkpoint; only folders that `tqc build` wrote can be verified"
+                "`tqc inspect` reads any checkpoint; only folders that `tqc build` wrote can be verified or repacked"
                     .to_owned()
             }
             ArtifactError::Unreadable { .. } => "check the folder's permissions".to_owned(),

@@ -20,7 +20,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 pub(crate) use run::Results;
-pub(crate) use staging::SealedModule;
+pub(crate) use staging::{SealedModule, hidden, remove_dir, sync_tree};
 pub use staging::{Unfinished, check_target, measuring_path, staging_path};
 
 use crate::arch::Fate;
@@ -319,15 +319,18 @@ impl From<BuildError> for Ending {
 }
 
 /// Folders that a failed build must take away again: those above the target that did not exist.
-struct Unmade(Vec<PathBuf>);
+#[derive(Debug)]
+pub(crate) struct Unmade(Vec<PathBuf>);
 
-fn first_unmade(target: &Path) -> Unmade {
+/// Those above `target`.
+pub(crate) fn first_unmade(target: &Path) -> Unmade {
     let above = target.ancestors().skip(1).filter(|path| !path.as_os_str().is_empty());
     Unmade(above.take_while(|path| !path.exists()).map(Path::to_owned).collect())
 }
 
 impl Unmade {
-    fn remove_if_empty(&self) {
+    /// Removes them again.
+    pub(crate) fn remove_if_empty(&self) {
         // Innermost first; one that holds anything stays.
         for path in &self.0 {
             let _ = std::fs::remove_dir(path);

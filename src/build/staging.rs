@@ -319,7 +319,11 @@ pub fn measuring_path(target: &Path) -> Result<PathBuf, BuildError> {
     hidden(target, ".measuring")
 }
 
-fn hidden(target: &Path, suffix: &str) -> Result<PathBuf, BuildError> {
+/// `artifacts/demo` to `artifacts/.demo.SUFFIX`.
+///
+/// # Errors
+/// [`BuildError::NoName`].
+pub(crate) fn hidden(target: &Path, suffix: &str) -> Result<PathBuf, BuildError> {
     let name = target.file_name().ok_or_else(|| BuildError::NoName { path: target.to_owned() })?;
     let mut hidden = std::ffi::OsString::from(".");
     hidden.push(name);
@@ -379,7 +383,11 @@ fn sync_dir(path: &Path) -> Result<(), BuildError> {
     File::open(path).and_then(|dir| dir.sync_all()).map_err(|e| BuildError::io("sync", path, e))
 }
 
-fn sync_tree(path: &Path) -> Result<(), BuildError> {
+/// Makes all files below `path` durable.
+///
+/// # Errors
+/// [`BuildError::Io`].
+pub(crate) fn sync_tree(path: &Path) -> Result<(), BuildError> {
     let list = std::fs::read_dir(path).and_then(Iterator::collect::<io::Result<Vec<_>>>);
     for entry in list.map_err(|e| BuildError::io("list", path, e))? {
         let path = entry.path();
@@ -392,7 +400,11 @@ fn sync_tree(path: &Path) -> Result<(), BuildError> {
     sync_dir(path)
 }
 
-fn remove_dir(path: &Path) -> Result<(), BuildError> {
+/// Removes a folder, if it is there.
+///
+/// # Errors
+/// [`BuildError::Io`].
+pub(crate) fn remove_dir(path: &Path) -> Result<(), BuildError> {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(BuildError::io("remove", path, error)),
         _ => Ok(()),

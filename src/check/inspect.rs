@@ -8,7 +8,8 @@ use serde::Serialize;
 use crate::arch::Folder;
 use crate::artifact::open::Artifact;
 use crate::checkpoint::{Checkpoint, Links, TensorEntry};
-use crate::codec::trellis::{Along, Trellis};
+use crate::codec::CodecSpec;
+use crate::codec::trellis::Trellis;
 use crate::digest::Digest;
 use crate::failure::Outcome;
 use crate::tensor::{Dtype, Shape};
@@ -226,18 +227,12 @@ fn storage(
     let trellis = own.filter(|_| mode == "trellis").and_then(|entry| {
         let own = entry.as_object()?.iter().filter(|(key, _)| Trellis::KEYS.contains(&key.as_str()));
         let own = own.map(|(key, value)| (key.clone(), value.clone())).collect();
-        Some((serde_json::from_value::<Trellis>(own).ok()?, packed.0.as_slice()))
+        serde_json::from_value::<Trellis>(own).ok()
     });
-    if let Some((trellis, [leading @ .., last])) = trellis {
-        let shape = match (trellis.along(), leading) {
-            // [.., N / T, K, words of a tile]
-            (Along::Outputs, [leading @ .., tiles, in_features]) => {
-                let tile = last * 32 / u64::from(trellis.bits());
-                leading.iter().copied().chain([tiles * tile, *in_features]).collect()
-            }
-            _ => leading.iter().copied().chain([last * 32 / u64::from(trellis.bits())]).collect(),
-        };
-        return (trellis.to_string(), Shape(shape));
+    if let Some(trellis) = trellis
+        && let Some(shape) = CodecSpec::Trellis(trellis).unpacked(packed)
+    {
+        return (trellis.to_string(), shape);
     }
     match number("bits").zip(number("group_size")) {
         Some((bits @ 1..=32, group)) => {

@@ -15,6 +15,7 @@ mod plan;
 mod print;
 mod progress;
 pub mod reference;
+mod repack;
 mod report;
 mod sensitivity;
 
@@ -44,6 +45,7 @@ enum Command {
     Inspect(check::InspectArgs),
     Verify(check::VerifyArgs),
     Diff(check::DiffArgs),
+    Repack(repack::RepackArgs),
     Generate(Box<generate::GenerateArgs>),
     Chat(Box<generate::ChatArgs>),
     Eval(eval::EvalArgs),
@@ -145,6 +147,7 @@ impl Cli {
             Command::Inspect(args) => args.run(),
             Command::Verify(args) => args.run(),
             Command::Diff(args) => args.run(),
+            Command::Repack(args) => args.run(),
             Command::Doctor(args) => args.run(),
             Command::Generate(args) => args.run(),
             Command::Chat(args) => args.run(),

@@ -123,6 +123,33 @@ impl CodecSpec {
         !matches!(self, CodecSpec::Keep | CodecSpec::Bf16 | CodecSpec::F16 | CodecSpec::F32)
     }
 
+    /// Whether stock mlx-lm loads it.
+    pub fn loads_in_mlx(self) -> bool {
+        !matches!(self, CodecSpec::Trellis(_))
+    }
+
+    /// Dimensions of the weight whose first plane has these: the inverse of [`Plane::shape`]. `None` if no weight has
+    /// such a plane.
+    pub fn unpacked(self, plane: &Shape) -> Option<Shape> {
+        let (leading, last) = plane.0.split_last().map(|(last, leading)| (leading, *last))?;
+        // Of codes that fill words without a gap.
+        let codes = |words: u64, bits: u32| Some(words.checked_mul(32)? / u64::from(bits));
+        let shape = match (self, leading) {
+            // [.., N / T, K, words of a tile]
+            (CodecSpec::Trellis(trellis), [leading @ .., tiles, in_features])
+                if trellis.along() == trellis::Along::Outputs =>
+            {
+                let out_features = tiles.checked_mul(codes(last, trellis.bits())?)?;
+                Shape(leading.iter().copied().chain([out_features, *in_features]).collect())
+            }
+            _ if self.quantizes() => plane.with_last(codes(last, self.code_bits()?)?),
+            _ => plane.clone(),
+        };
+        let planes =
+            (shape.0.len() > 1).then(|| codec(self).planes(Matrix::of(&shape), Float::Bf16))?.ok()?;
+        (planes[0].shape(&shape) == *plane).then_some(shape)
+    }
+
     /// Bits of one code or float; `None` for [`CodecSpec::Keep`], which takes the source's.
     pub fn code_bits(self) -> Option<u32> {
         match self {
@@ -405,6 +432,23 @@ fn check_group(spec: CodecSpec, in_features: u64) -> Result<u64, CodecError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_shape_of_a_weight_follows_from_its_first_plane() {
+        let along = |along| trellis::Trellis::new(3, 12, trellis::DEFAULT_CODE, along, Default::default());
+        let inputs = CodecSpec::Trellis(along(trellis::Along::Inputs).unwrap());
+        for spec in CodecSpec::all().into_iter().chain([inputs]) {
+            for shape in [Shape::from([576, 640]), Shape::from([3, 576, 640])] {
+                let planes = codec(spec).planes(Matrix::of(&shape), Float::F16).unwrap();
+                assert_eq!(spec.unpacked(&planes[0].shape(&shape)), Some(shape), "{spec}");
+            }
+        }
+        let outputs = CodecSpec::Trellis(along(trellis::Along::Outputs).unwrap());
+        // Tiles of 192 weights are 18 words: these are too long, not whole, or not in columns.
+        for bad in [vec![3, 640, 36], vec![3, 640, 17], vec![18], vec![]] {
+            assert_eq!(outputs.unpacked(&Shape(bad.clone())), None, "{bad:?}");
+        }
+    }
 
     #[test]
     fn every_codec_reads_back_from_how_it_is_written() {

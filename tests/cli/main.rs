@@ -7,5 +7,6 @@ mod bad_requests;
 mod bad_sources;
 mod generate;
 mod hostile;
+mod repack;
 mod sizes;
 mod verdicts;
