@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tqc::backend::cpu::{Cpu, Input};
 use tqc::backend::{Columns, LinearOp, Packed, Precision, Stored};
+use tqc::codec::trellis::{Trellis, state, tile_words};
 use tqc::codec::{CodecSpec, codec};
 use tqc::isa::Isa;
 use tqc::numeric::dot;
@@ -61,6 +62,13 @@ fn random_weight(random: &mut Random, spec: CodecSpec, float: Float, n: usize, k
     });
     let planes = planes.collect();
     Packed::whole(spec, float, n, k, planes)
+}
+
+/// Every codec, and trellises with other choices than the defaults.
+fn all_codecs() -> Vec<CodecSpec> {
+    let others =
+        ["trellis-2-L16-1mad-one", "trellis-3-mcg", "trellis-4-inputs", "trellis-1-L10-rptc-inputs-one"];
+    CodecSpec::all().into_iter().chain(others.map(|name| name.parse().unwrap())).collect()
 }
 
 /// The same of at least `n` rows, as many as the codec has in whole tiles.
@@ -126,6 +134,7 @@ fn floats(spec: CodecSpec) -> &'static [Float] {
 /// Lengths of a row with one and several panels, and the shortest remainders that the codec allows.
 fn row_lengths(spec: CodecSpec) -> Vec<usize> {
     match spec.group() {
+        None if spec.to_string().contains("inputs") => vec![32, 192, 576, 1024 + 512 + 64],
         None => vec![1, 19, 576, 1024 + 512 + 45],
         Some(group) => {
             let group = group as usize;
@@ -140,7 +149,7 @@ fn row_lengths(spec: CodecSpec) -> Vec<usize> {
 #[test]
 fn the_exact_path_is_the_defined_sum_of_decoded_weights_for_every_codec_isa_and_shape() {
     let mut random = Random(3);
-    for spec in CodecSpec::all() {
+    for spec in all_codecs() {
         for float in floats(spec) {
             for k in row_lengths(spec) {
                 let weight = random_rows(&mut random, spec, *float, N[N.len() - 1], k);
@@ -248,8 +257,9 @@ fn defined_fast(x: &[(f32, Vec<i32>)], codes: &[i32], parameters: &[(f32, f32)],
 #[test]
 fn the_fast_path_is_its_definition_for_every_codec_isa_and_shape_and_near_the_exact_one() {
     let mut random = Random(7);
-    let has_none = |spec| matches!(spec, CodecSpec::Trellis(_) | CodecSpec::Mxfp8) || !spec.quantizes();
-    for spec in CodecSpec::all() {
+    let has_none = |spec: CodecSpec| matches!(spec, CodecSpec::Mxfp8) || !spec.quantizes();
+    // Trellises have a fast path of their own.
+    for spec in CodecSpec::all().into_iter().filter(|spec| !matches!(spec, CodecSpec::Trellis(_))) {
         for float in floats(spec) {
             for k in row_lengths(spec) {
                 let weight = random_rows(&mut random, spec, *float, N[N.len() - 1], k);
@@ -325,14 +335,129 @@ fn the_fast_path_is_its_definition_for_every_codec_isa_and_shape_and_near_the_ex
     }
 }
 
+/// Code values of row `n`, by the definitions of the ring and of the code.
+fn code_values(weight: &Packed, trellis: Trellis, n: usize) -> Vec<i32> {
+    let tile = trellis.tile(weight.part.matrix).unwrap();
+    let words = weight.planes[0].bytes().as_chunks::<4>().0;
+    let per_tile = tile_words(tile, trellis.bits());
+    let value = |k: usize| {
+        let ring: Vec<u32> = words[(n / tile * weight.in_features + k) * per_tile..][..per_tile]
+            .iter()
+            .map(|word| u32::from_le_bytes(*word))
+            .collect();
+        trellis.code().integer(state(&ring, trellis.bits(), trellis.states(), n % tile)).unwrap()
+    };
+    (0..weight.in_features).map(value).collect()
+}
+
+#[test]
+fn the_fast_path_of_trellises_is_its_definition_for_every_isa_and_shape_and_near_the_exact_one() {
+    /// Inputs that share a scale.
+    const BLOCK: usize = 128;
+    let mut random = Random(8);
+    let none = ["trellis-3-3inst", "trellis-2-L16-random", "trellis-4-inputs"];
+    for name in none {
+        let weight = random_weight(&mut random, name.parse().unwrap(), Float::Bf16, 32, 64);
+        let cpu = Cpu::new(Isa::best(), 1, Precision::Fast);
+        assert_eq!(cpu.prepare(&weight, false).precision(), Precision::Exact, "{name}");
+    }
+    for name in
+        ["trellis-1", "trellis-2", "trellis-3", "trellis-4", "trellis-3-L16-1mad-one", "trellis-2-L10-mul1"]
+    {
+        let spec: CodecSpec = name.parse().unwrap();
+        let CodecSpec::Trellis(trellis) = spec else { panic!("{name}") };
+        for k in row_lengths(spec) {
+            let weight = random_rows(&mut random, spec, Float::Bf16, N[N.len() - 1], k);
+            let n = weight.out_features;
+            let scales = |plane: usize| -> Vec<f32> {
+                let bytes = weight.planes[plane].bytes().as_chunks::<2>().0;
+                bytes.iter().map(|bytes| half::f16::from_le_bytes(*bytes).to_f32()).collect()
+            };
+            let inputs = scales(1);
+            let outputs = if weight.planes.len() == 3 { scales(2) } else { vec![1.0; n] };
+            let t_most = if k == 576 { T[T.len() - 1] } else { 17 };
+            let mut x = random_input(&mut random, t_most * k);
+            // A block of zeros, one below the least scale, and a very large one.
+            let block = BLOCK.min(k);
+            x[..block].fill(0.0);
+            x[(t_most - 1) * k..][..block].iter_mut().for_each(|x| *x *= 1e-38);
+            x[2 * k - block..2 * k].iter_mut().for_each(|x| *x *= 1e33);
+            let quantized: Vec<Vec<_>> = x
+                .chunks(k)
+                .map(|x| {
+                    let folded: Vec<f32> = x.iter().zip(&inputs).map(|(x, scale)| x * scale).collect();
+                    folded.chunks(BLOCK).map(defined_quantization).collect()
+                })
+                .collect();
+            let values: Vec<Vec<i32>> = (0..n).map(|n| code_values(&weight, trellis, n)).collect();
+            let product = |(step, codes): &(f32, Vec<i32>), values: &[i32]| {
+                (*step, codes.iter().zip(values).map(|(code, value)| code * value).sum::<i32>() as f32)
+            };
+            let mut expected = Vec::new();
+            for x in &quantized {
+                for (values, output) in values.iter().zip(&outputs) {
+                    let blocks = x.iter().zip(values.chunks(BLOCK)).map(|(x, values)| product(x, values));
+                    let sum = blocks.fold(0.0f32, |sum, (step, product)| step.mul_add(product, sum));
+                    expected.push(sum * output);
+                }
+            }
+
+            let mut decoded = vec![0.0; n * k];
+            weight.decode(0..n, &mut decoded);
+            for (i, y) in expected.iter().enumerate() {
+                let (t, n) = (i / n, i % n);
+                let (mut exact, mut half_steps, mut terms) = (0.0, 0.0, 0.0);
+                for j in 0..k {
+                    let (x, w) = (f64::from(x[t * k + j]), f64::from(decoded[n * k + j]));
+                    exact += x * w;
+                    let step = f64::from(quantized[t][j / BLOCK].0) / 2.0;
+                    half_steps += f64::from(values[n][j]).abs() * f64::from(outputs[n]).abs() * step;
+                    terms += (x * w).abs();
+                }
+                // Beside the steps: some roundings of f32 of terms that may cancel, and what is below 2^-126.
+                let slack = (terms + half_steps) * 2f64.powi(-19) + 1e-30;
+                let error = (f64::from(*y) - exact).abs();
+                assert!(error <= half_steps + slack, "{spec} K {k} t {t} n {n}: {y}, {exact}");
+            }
+
+            for isa in Isa::available() {
+                let cpu = Cpu::new(isa, 1, Precision::Fast);
+                for first in [0, 9] {
+                    for n_some in N.into_iter().filter(|some| first + some <= n) {
+                        let op = cpu.prepare(&weight.rows(first..first + n_some), false);
+                        assert_eq!(op.precision(), Precision::Fast);
+                        assert_eq!(cpu.prepare(&weight, true).precision(), Precision::Exact);
+                        for t in T.into_iter().filter(|t| *t <= t_most) {
+                            if isa == Isa::Scalar && t * n_some * k > 100_000 {
+                                continue;
+                            }
+                            let y = apply(&mut random, &*op, &x[..t * k]);
+                            let expected = |i: usize| expected[i / n_some * n + first + i % n_some];
+                            let differs = (0..y.len()).find(|i| !same(y[*i], expected(*i)));
+                            assert_eq!(
+                                differs.map(|i| (i / n_some, i % n_some, y[i], expected(i))),
+                                None,
+                                "{spec} {isa} T {t} N {n_some} from {first} K {k}: first t, n, found, expected"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn a_team_computes_several_layers_over_one_input_as_each_alone() {
     let mut random = Random(4);
     let affine = CodecSpec::all()[4];
+    let trellis: CodecSpec = "trellis-3".parse().unwrap();
     for t in [1, 3, 70] {
         let x = random_input(&mut random, t * 576);
         let weights: Vec<Packed> =
-            [576, 192, 33].map(|n| random_weight(&mut random, affine, Float::Bf16, n, 576)).into();
+            [(576, affine), (192, affine), (33, affine), (1024, trellis), (576, trellis)]
+                .map(|(n, spec)| random_weight(&mut random, spec, Float::Bf16, n, 576))
+                .into();
         for precision in [Precision::Exact, Precision::Fast] {
             let mut expected: Option<Vec<Vec<f32>>> = None;
             for threads in [1, 2, 3] {
@@ -354,7 +479,7 @@ fn a_team_computes_several_layers_over_one_input_as_each_alone() {
 #[test]
 fn what_is_not_finite_in_the_input_reaches_every_output_it_belongs_to() {
     let mut random = Random(5);
-    for spec in CodecSpec::all() {
+    for spec in all_codecs() {
         let weight = random_rows(&mut random, spec, Float::Bf16, 7, 256).rows(0..7);
         for precision in [Precision::Exact, Precision::Fast] {
             let cpu = Cpu::new(Isa::best(), 1, precision);
