@@ -219,7 +219,7 @@ mod tests {
         };
         let report = linear(&bench, |_| true).unwrap();
         let paths = |spec: CodecSpec| match spec {
-            CodecSpec::Affine { .. } | CodecSpec::Mxfp4 | CodecSpec::Nvfp4 => 2,
+            CodecSpec::Affine { .. } | CodecSpec::Trellis(_) | CodecSpec::Mxfp4 | CodecSpec::Nvfp4 => 2,
             _ => 1,
         };
         let expected: usize = CodecSpec::all().into_iter().map(|spec| 2 * paths(spec)).sum();

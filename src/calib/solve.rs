@@ -217,8 +217,7 @@ impl Account {
         };
         let record = &mut self.record;
         record.dead += report.dead_columns;
-        let most = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::max);
-        record.tile_penalty = most(record.tile_penalty, report.penalty);
+        record.tile_penalty = record.tile_penalty.into_iter().chain(report.penalty).reduce(f64::max);
         match report.damping {
             Some(damping) => record.damping = Some(record.damping.map_or(damping, |d| d.max(damping))),
             None => record.fallbacks += 1,
