@@ -137,7 +137,7 @@ fn in_f32_it_computes_the_same_bits_and_otherwise_nearly_the_same() {
         assert!(bits(&logits(&exact, &ids)) == bits(&right), "{name}: f32 computes other logits");
         // What the trellis itself costs, these random models with large logits more than trained ones.
         let lost = mean_kl(&logits(&fixture(name), &ids), &right, vocab);
-        for (to, part) in [("bf16", 1e-2), ("affine-8g64", 5e-2)] {
+        for (to, part) in [("bf16", 1e-2), ("affine-8g64", 1e-1)] {
             let (near, said) = made.repack(to, &["--to", to]);
             let kl = mean_kl(&right, &logits(&near, &ids), vocab);
             assert!(kl > 0.0 && kl < part * lost, "{name} {to}: {kl}, and the trellis {lost}");
@@ -176,7 +176,7 @@ fn the_programs_that_run_models_take_it() {
         said.json()["tokens"].clone()
     };
     let right = run(&made.artifact());
-    for (to, most) in [("f32", 0.0), ("bf16", 1e-2), ("affine-8g64", 1e-1)] {
+    for (to, most) in [("f32", 0.0), ("bf16", 1e-2), ("affine-8g64", 0.3)] {
         let (dir, _) = made.repack(to, &["--to", to]);
         let tokens = run(&dir);
         assert!(to != "f32" || tokens == right, "{tokens}");
