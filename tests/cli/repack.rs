@@ -259,7 +259,11 @@ fn bytes_are_one_encoding_of_the_decoded_weights_whoever_makes_them() {
     for (source, text, more) in [
         (source, trellis("bits = 3, states = 10", &narrow), vec![]),
         (fixture("qwen3_5_moe"), trellis("bits = 2, states = 10", &format!("{SMALL}{EXPERTS}")), vec![]),
-        (fixture("qwen3_5"), trellis("bits = 2, states = 10, along = \"inputs\"", DRAFT), vec!["--all"]),
+        (
+            fixture("qwen3_5"),
+            trellis("bits = 2, states = 10, along = \"inputs\"", &format!("{SMALL}{DRAFT}")),
+            vec!["--all"],
+        ),
         (fixture("llama-tied"), default_codec("\"mxfp4\""), vec!["--all"]),
     ] {
         let made = Made::new(&source, &text);
