@@ -53,7 +53,7 @@ impl RepackArgs {
         let stop = interrupt.raise_a_flag();
         let others: Vec<_> = plan.others().collect();
         for (module, codec) in others.iter().take(TOLD) {
-            print::say(&format!("note: `{module}` becomes {codec}: no {} divides its rows", self.to));
+            print::say(&format!("note: `{module}` becomes {codec}: {} does not fit its rows", self.to));
         }
         if others.len() > TOLD {
             let more = others.len() - TOLD;

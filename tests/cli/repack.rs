@@ -25,7 +25,7 @@ use crate::tqc;
 const SMALL: &str =
     "[[rule]]\nmatch = \"*.linear_attn.in_proj_{a,b}\"\ncodec = { affine = { bits = 8, group = 32 } }\n";
 const EXPERTS: &str = "[[rule]]\nmatch = \"*gate\"\ncodec = { affine = { bits = 8, group = 32 } }\n";
-const DRAFT: &str = "[[rule]]\nmatch = \"mtp.*.mlp.*\"\ncodec = { trellis = { bits = 4 } }\n";
+const DRAFT: &str = "[[rule]]\nmatch = \"mtp.*.mlp.*\"\ncodec = { trellis = { bits = 4, states = 10 } }\n";
 const QUERIES: &str = "[[rule]]\nmatch = \"*.q_proj\"\ncodec = { affine = { bits = 3, group = 32 } }\n";
 
 fn trellis(parameters: &str, more: &str) -> String {
@@ -46,7 +46,7 @@ impl Made {
     }
 
     fn small() -> Self {
-        Self::new(&fixture("llama-tied"), &trellis("bits = 2", QUERIES))
+        Self::new(&fixture("llama-tied"), &trellis("bits = 2, states = 10", QUERIES))
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -124,10 +124,10 @@ fn mean_kl(a: &[f32], b: &[f32], vocab: usize) -> f64 {
 fn in_f32_it_computes_the_same_bits_and_otherwise_nearly_the_same() {
     let ids: Vec<u32> = (0..40).map(|i| (37 * i + 11) % 480).collect();
     for (name, text) in [
-        ("llama-tied", trellis("bits = 3", QUERIES)),
-        ("llama-untied", trellis("bits = 4, along = \"inputs\", code = \"1mad\"", "")),
-        ("qwen3", trellis("bits = 2, scales = \"one\", states = 14, code = \"3inst\"", "")),
-        ("qwen3_5", trellis("bits = 3", &format!("{SMALL}{DRAFT}"))),
+        ("llama-tied", trellis("bits = 3, states = 10", QUERIES)),
+        ("llama-untied", trellis("bits = 4, states = 10, along = \"inputs\", code = \"1mad\"", "")),
+        ("qwen3", trellis("bits = 2, scales = \"one\", states = 11, code = \"3inst\"", "")),
+        ("qwen3_5", trellis("bits = 3, states = 10", &format!("{SMALL}{DRAFT}"))),
         ("qwen3_5_moe", trellis("bits = 2, states = 10", &format!("{SMALL}{EXPERTS}"))),
     ] {
         let made = Made::new(&fixture(name), &text);
@@ -135,13 +135,15 @@ fn in_f32_it_computes_the_same_bits_and_otherwise_nearly_the_same() {
         let vocab = right.len() / ids.len();
         let (exact, _) = made.repack("f32", &["--to", "f32"]);
         assert!(bits(&logits(&exact, &ids)) == bits(&right), "{name}: f32 computes other logits");
-        for (to, most) in [("bf16", 1e-3), ("affine-8g64", 1e-2)] {
+        // What the trellis itself costs, these random models with large logits more than trained ones.
+        let lost = mean_kl(&logits(&fixture(name), &ids), &right, vocab);
+        for (to, part) in [("bf16", 1e-2), ("affine-8g64", 1e-1)] {
             let (near, said) = made.repack(to, &["--to", to]);
             let kl = mean_kl(&right, &logits(&near, &ids), vocab);
-            assert!(kl > 0.0 && kl < most, "{name} {to}: {kl}");
+            assert!(kl > 0.0 && kl < part * lost, "{name} {to}: {kl}, and the trellis {lost}");
             for module in said["modules"].as_array().unwrap() {
                 let mse = module["relative_mse"].as_f64().unwrap();
-                assert!(mse > 0.0 && mse < 2e-4, "{name} {to}: {module}");
+                assert!(mse > 0.0 && mse < 4e-4, "{name} {to}: {module}");
             }
         }
     }
@@ -149,11 +151,12 @@ fn in_f32_it_computes_the_same_bits_and_otherwise_nearly_the_same() {
 
 #[test]
 fn the_programs_that_run_models_take_it() {
-    let made = Made::new(&fixture("qwen3_5"), &trellis("bits = 3", &format!("{SMALL}{DRAFT}")));
+    let made = Made::new(&fixture("qwen3_5"), &trellis("bits = 3, states = 10", &format!("{SMALL}{DRAFT}")));
     let text = made.path("text.jsonl");
     fs::write(&text, json!({ "text": "Q: Ned has 7 boxes with 21 books. The answer is 147." }).to_string())
         .unwrap();
-    tqc!("eval", "dump", made.artifact(), "--text", text, "-o", made.path("dump")).expect(0);
+    tqc!("eval", "dump", made.artifact(), "--text", text, "-o", made.path("dump"), "--dtype", "f32")
+        .expect(0);
     let run = |dir: &Path| {
         let said =
             tqc!("generate", dir, "--prompt", "Q: Ned", "--exact", "--max-tokens", "8", "--json").expect(0);
@@ -173,14 +176,14 @@ fn the_programs_that_run_models_take_it() {
         said.json()["tokens"].clone()
     };
     let right = run(&made.artifact());
-    for (to, most) in [("f32", 0.0), ("bf16", 1e-3), ("affine-8g64", 1e-2)] {
+    for (to, most) in [("f32", 0.0), ("bf16", 1e-2), ("affine-8g64", 0.3)] {
         let (dir, _) = made.repack(to, &["--to", to]);
         let tokens = run(&dir);
         assert!(to != "f32" || tokens == right, "{tokens}");
         let db = made.path("eval.db");
         let said =
             tqc!("eval", "kl", "--teacher", made.path("dump"), dir, "--db", db, "--json").expect(0).json();
-        let kl = said["summary"]["kl"]["mean"].as_f64().unwrap_or_else(|| panic!("{said}"));
+        let kl = said["mean_kl"].as_f64().unwrap_or_else(|| panic!("{said}"));
         assert!(kl.abs() <= most, "{to}: {kl}");
     }
 }
@@ -244,13 +247,23 @@ fn check_bytes(artifact: &Path, folder: &Path, said: &Value, prefix: &str) -> us
 fn bytes_are_one_encoding_of_the_decoded_weights_whoever_makes_them() {
     let dir = temp();
     let source = dir.path().join("source");
-    // No group divides rows of 80: `down_proj` becomes bf16. Experts and rows of 160 are in the fixture.
-    Model::llama(64, 80, 320, 2).write(&source);
-    let narrow = "[output]\nshard-size = \"40KB\"\n[[rule]]\nmatch = \"*.mlp.{gate,up}_proj\"\ncodec = { affine = { bits = 8, group = 32 } }\n";
+    // No group divides rows of 80: `down_proj` becomes bf16. Experts and rows of 160 are in the fixtures. Embedding and
+    // head fill a file each, in which nothing changes.
+    Model::llama(64, 80, 8192, 2).write(&source);
+    let rule = |name: &str, codec: &str| format!("[[rule]]\nmatch = \"{name}\"\ncodec = {codec}\n");
+    let narrow = format!(
+        "[output]\nshard-size = \"1MB\"\n{}{}",
+        rule("*.mlp.{gate,up}_proj", "{ affine = { bits = 8, group = 32 } }"),
+        rule("{*embed_tokens,lm_head}", "\"keep\"")
+    );
     for (source, text, more) in [
-        (source, trellis("bits = 3", narrow), vec![]),
-        (fixture("qwen3_5_moe"), trellis("bits = 2", &format!("{SMALL}{EXPERTS}")), vec![]),
-        (fixture("qwen3_5"), trellis("bits = 2, along = \"inputs\"", DRAFT), vec!["--all"]),
+        (source, trellis("bits = 3, states = 10", &narrow), vec![]),
+        (fixture("qwen3_5_moe"), trellis("bits = 2, states = 10", &format!("{SMALL}{EXPERTS}")), vec![]),
+        (
+            fixture("qwen3_5"),
+            trellis("bits = 2, states = 10, along = \"inputs\"", &format!("{SMALL}{DRAFT}")),
+            vec!["--all"],
+        ),
         (fixture("llama-tied"), default_codec("\"mxfp4\""), vec!["--all"]),
     ] {
         let made = Made::new(&source, &text);
@@ -286,15 +299,15 @@ fn what_64_does_not_divide_is_named() {
     Model::llama(64, 80, 320, 4).write(&source);
     let narrow =
         "[[rule]]\nmatch = \"*.mlp.{gate,up}_proj\"\ncodec = { affine = { bits = 8, group = 32 } }\n";
-    let made = Made::new(&source, &trellis("bits = 3", narrow));
+    let made = Made::new(&source, &trellis("bits = 3, states = 10", narrow));
     let run = made.run("out", &[]).expect(0);
     let down = "model.layers.0.mlp.down_proj";
     assert!(run.stderr.contains(&format!("note: `{down}` becomes bf16")), "{}", run.stderr);
     assert!(run.stderr.contains("note: and 1 more"), "{}", run.stderr);
-    for word in ["trellis-3  affine-8g64       18", "trellis-3  bf16               4"] {
+    for word in ["trellis-3-L10  affine-8g64       18", "trellis-3-L10  bf16               4"] {
         assert!(run.stdout.contains(word), "`{word}` is not in:\n{}", run.stdout);
     }
-    let wide = Made::new(&fixture("qwen3_5"), &trellis("bits = 2", SMALL));
+    let wide = Made::new(&fixture("qwen3_5"), &trellis("bits = 2, states = 10", SMALL));
     let (folder, said) = wide.repack("out", &[]);
     let became = |module: &Value| module["became"].as_str().unwrap().to_owned();
     let found: Vec<String> = said["modules"].as_array().unwrap().iter().map(became).collect();
@@ -316,10 +329,14 @@ fn the_folder_is_whole_and_no_artifact() {
     model.add(Tensor::random("model.steps.weight", &[3, 5], 9));
     let source = dir.path().join("source");
     model.write(&source);
-    let text = json!({ "text": "Once there was a man who had two sons, and the younger said to his father ".repeat(9) });
-    fs::write(dir.path().join("text.jsonl"), text.to_string()).unwrap();
+    let document = |i: usize| {
+        let words = "Once there was a man who had two sons, and the younger of them said to his father: "
+            .repeat(i + 3);
+        json!({ "text": format!("{i} {words}") }).to_string()
+    };
+    fs::write(dir.path().join("text.jsonl"), (0..4).map(document).collect::<Vec<_>>().join("\n")).unwrap();
     let recipe_text = format!(
-        "[default]\ncodec = {{ trellis = {{ bits = 3 }} }}\nencoder = \"ldlq\"\n{SMALL}{DRAFT}\
+        "[default]\ncodec = {{ trellis = {{ bits = 3, states = 10 }} }}\nencoder = \"ldlq\"\n{SMALL}{DRAFT}\
          [keep]\ntensors = [\"*.steps.weight\"]\n[calibration]\ntext = \"{}\"\nrows = 2\ncontext = 24\n",
         dir.path().join("text.jsonl").display(),
     );
@@ -370,7 +387,10 @@ fn the_folder_is_whole_and_no_artifact() {
     assert_eq!(index(&folder)["metadata"]["total_size"], stored);
     assert_eq!(index(&folder)["weight_map"].as_object().unwrap().len(), read_folder(&folder).len());
     let card = fs::read_to_string(folder.join("README.md")).unwrap();
-    assert!(card.starts_with("---\nlibrary_name: mlx\n") && card.contains("| trellis-3 | bf16 |"), "{card}");
+    assert!(
+        card.starts_with("---\nlibrary_name: mlx\n") && card.contains("| trellis-3-L10 | bf16 |"),
+        "{card}"
+    );
     tqc!("verify", folder).expect(3);
     tqc!("repack", folder, "-o", made.path("twice")).expect(3);
     let inspected = tqc!("inspect", folder, "--json").expect(0).json();

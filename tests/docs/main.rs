@@ -31,6 +31,12 @@ const BUDGET: &str = "
 bits-per-weight = 16
 sensitivity = \"costs.json\"
 ";
+const PACKED: &str = "
+name = \"packed\"
+[default]
+codec = { trellis = { bits = 1, states = 10 } }
+encoder = \"trellis\"
+";
 const CHANGED: &str = "tests/fixtures/qwen3_5-tied";
 
 /// Objects whose keys are names or settings of the user's, not ours.
@@ -140,6 +146,11 @@ fn every_key_of_every_json_is_described_and_no_other() {
     fs::write(artifact.join("stray.txt"), "").unwrap();
     check("verify", 1, &["verify", at, "--source", SOURCE, "--json"]);
     check("diff", 1, &["diff", at, SOURCE, "--json"]);
+    let (recipe, out) = (folder.path().join("packed.toml"), folder.path().join("packed"));
+    fs::write(&recipe, PACKED).unwrap();
+    json(0, &["build", recipe.to_str().unwrap(), "--source", SOURCE, "-o", out.to_str().unwrap(), "--json"]);
+    let repacked = folder.path().join("repacked");
+    check("repack", 0, &["repack", out.to_str().unwrap(), "-o", repacked.to_str().unwrap(), "--json"]);
     check("doctor", 0, &["doctor", "--json"]);
     check("bench encode", 0, &["bench", "encode", "--codec", "bf16", "--json"]);
     let small = ["--out-features", "64", "--in-features", "64", "--rows", "1"];
@@ -161,6 +172,10 @@ fn every_key_of_every_json_is_described_and_no_other() {
             &mut wrong,
         );
     }
+    let text = fs::read_to_string("docs/formats/repacked.md").unwrap();
+    let heading = "## Keys of `repacked.json`\n";
+    let record = serde_json::from_slice(&fs::read(repacked.join("repacked.json")).unwrap()).unwrap();
+    compare(&[record], section(&text, heading), heading, &mut wrong);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
