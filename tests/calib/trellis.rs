@@ -36,8 +36,19 @@ fn threads_and_instruction_sets_do_not_change_a_byte() {
         for run in runs {
             assert_eq!(build(&run).1["digest"], said["digest"], "{name}, {run:?}");
         }
-        let verdict =
-            tqc!["verify", out, "--source", fixture(name), "--rebuild", "all", "--json", "--calibration", dir.path().join("text.jsonl")].expect(0).json();
+        let verdict = tqc![
+            "verify",
+            out,
+            "--source",
+            fixture(name),
+            "--rebuild",
+            "all",
+            "--json",
+            "--calibration",
+            dir.path().join("text.jsonl")
+        ]
+        .expect(0)
+        .json();
         assert!(verdict["rebuilt_modules"].as_u64().unwrap() > 15, "{name}: {verdict}");
     }
 }
