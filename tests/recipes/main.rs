@@ -67,8 +67,8 @@ fn every_shipped_recipe_is_accepted_and_is_called_what_its_file_is_called() {
     assert_eq!(
         names,
         [
-            "demo",
             "demo-q3",
+            "demo",
             "gptq-4bit",
             "mlx-3bit",
             "mlx-4bit",
