@@ -18,7 +18,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from shared import arguments, call, task_cells
+from shared import arguments, call, task_cells, trunk
 
 ROOT = Path(__file__).resolve().parents[2]
 CALIBRATED = '[calibration]\ntext = "{text}"\nrows = 128\npacking = "joined"\n'
@@ -46,15 +46,6 @@ NAMED = {
     "TQ-mixed": (4, "mlx", ROTATED + MIXED, None),
     "sens3": (3, "mlx", ROTATED + BUDGET, 4.26),
 }
-
-
-def trunk(artifact, weights):
-    """Bytes of the files that a stock loader reads, and their bits per weight; the draft head is not among them."""
-    draft = artifact / "mtp/model.safetensors"
-    # A draft head that no rule names is stored in bf16.
-    of_draft = draft.stat().st_size // 2 if draft.exists() else 0
-    stored = sum(path.stat().st_size for path in artifact.glob("model*.safetensors"))
-    return stored, 8 * stored / (weights - of_draft)
 
 
 def build(args, name, title, source, bits, encoder, more, size):

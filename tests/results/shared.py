@@ -25,6 +25,15 @@ def task_cells(results):
     return [*cells, str(sum(suite["empty"] for suite in generated)) if generated else ""]
 
 
+def trunk(artifact, weights):
+    """Bytes of the files that a stock loader reads, and their bits per weight; the draft head is not among them."""
+    draft = artifact / "mtp/model.safetensors"
+    # A draft head that no rule names is stored in bf16.
+    of_draft = draft.stat().st_size // 2 if draft.exists() else 0
+    stored = sum(path.stat().st_size for path in artifact.glob("model*.safetensors"))
+    return stored, 8 * stored / (weights - of_draft)
+
+
 def arguments(doc, root, page):
     """Parsers of `run` and `write`, with the options that both tables have; the whole, then `run`'s."""
     parser = argparse.ArgumentParser(description=doc.split("\n", 1)[0])

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from shared import arguments, call, task_cells
+from shared import arguments, call, task_cells, trunk
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = '[calibration]\ntext = "{text}"\nrows = 128\npacking = "joined"\n'
@@ -44,14 +44,6 @@ ARMS = {
 }
 # Rows of the embedding are looked up, not multiplied with.
 RULES = '[[rule]]\nmatch = "*.embed_tokens"\ncodec = {{ affine = {{ bits = 4, group = 64 }} }}\n'
-
-
-def trunk(artifact, weights):
-    """Bits per weight of the files without the draft head's, which no rule names and which is stored in bf16."""
-    draft = artifact / "mtp/model.safetensors"
-    of_draft = draft.stat().st_size // 2 if draft.exists() else 0
-    stored = sum(path.stat().st_size for path in artifact.glob("model*.safetensors"))
-    return stored, 8 * stored / (weights - of_draft)
 
 
 def recipe(args, name, bits, label, size):
