@@ -32,7 +32,9 @@ pub(super) struct Table {
     pub(super) states: u32,
     /// `[node, h]`: of state h · 2^(L−k) + node.
     pub(super) values: Vec<i16>,
-    /// The same for vectors.
+    /// 32767 less the largest magnitude of a value.
+    pub(super) near: i16,
+    /// The same values for vectors.
     arranged: Vec<Arranged>,
 }
 
@@ -67,8 +69,10 @@ impl Table {
             cut.arrange(&values, lanes, table.words_mut());
             Some(Arranged { isa, cut, table })
         };
+        let widest = values.iter().map(|value| value.unsigned_abs()).max().unwrap_or(0);
+        let near = i16::MAX - widest.min(i16::MAX as u16) as i16;
         let arranged = Isa::available().into_iter().filter_map(arrange).collect();
-        Self { bits, states, values, arranged }
+        Self { bits, states, values, near, arranged }
     }
 
     fn nodes(&self) -> usize {
@@ -118,6 +122,7 @@ impl<'a> Fixed<'a> {
     }
 
     /// The cost of `node` after the last step.
+    #[cfg(test)]
     pub(super) fn cost(&self, node: u32) -> u16 {
         self.last()[node as usize]
     }
@@ -154,7 +159,8 @@ impl Costs for Fixed<'_> {
         let Some(arranged) = self.table.arranged.iter().find(|arranged| arranged.isa == self.isa) else {
             return plain(self.table, turned, costs, &rows);
         };
-        let pass = Pass { table: arranged.table.words(), x: turned, costs, rows: &rows, cut: arranged.cut };
+        let (table, cut) = (arranged.table.words(), arranged.cut);
+        let pass = Pass { table, x: turned, costs, rows: &rows, cut, near: self.table.near };
         match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Encoder::search` has found the instruction set.
@@ -171,6 +177,10 @@ impl Costs for Fixed<'_> {
         let last = self.last();
         let least = last.iter().copied().min().expect("a trellis has nodes");
         last.iter().position(|cost| *cost == least).expect("the least is one of them") as u32
+    }
+
+    fn is_saturated(&self, node: u32) -> bool {
+        self.last()[node as usize] >= SATURATED
     }
 
     fn back(&self, first: usize, node: u32, states: &mut [u32]) -> u32 {

@@ -96,6 +96,10 @@ impl Costs for Float<'_> {
         Self::least(nodes).1
     }
 
+    fn is_saturated(&self, _node: u32) -> bool {
+        false
+    }
+
     fn back(&self, first: usize, mut node: u32, states: &mut [u32]) -> u32 {
         for (i, state) in states.iter_mut().enumerate().rev() {
             *state = Self::least(self.reached(self.before(first + i), node as usize, self.x[i])).1;

@@ -182,11 +182,11 @@ impl Encoder {
         assert!(isa.is_available(), "this processor has no {isa}");
         states.resize(x.len(), 0);
         let mut costs = fixed::Fixed::new(&self.fixed, room, x, isa);
-        let seam = walk::around(&mut costs, self.window, states);
-        let saturated = costs.cost(seam) >= fixed::SATURATED;
+        let saturated = walk::around(&mut costs, self.window, states).is_none();
         if saturated {
             let table = self.float.get_or_init(|| self.float_table());
-            walk::around(&mut float::Float::new(table, x), self.window, states);
+            let found = walk::around(&mut float::Float::new(table, x), self.window, states);
+            found.expect("costs in f32 are never saturated");
         }
         Outcome { saturated }
     }

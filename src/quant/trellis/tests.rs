@@ -142,7 +142,7 @@ fn a_search_by_force_finds_nothing_better_at_the_same_seam() {
             let rings = rings(&slow);
             let (mut room, mut path) = (Room::default(), vec![0; tile]);
             let mut fixed = Fixed::new(&encoder.fixed, &mut room, &x, Isa::Scalar);
-            let seam = around(&mut fixed, tile / 2, &mut path);
+            let seam = around(&mut fixed, tile / 2, &mut path).unwrap();
             let cost: i64 = path.iter().zip(0..).map(|(state, t)| slow.distance(*state as usize, t)).sum();
             assert_eq!(i64::from(fixed.cost(seam)), cost);
             let least = rings.iter().filter(|(at, _)| *at == seam as usize).map(|(_, cost)| *cost).min();
@@ -181,7 +181,8 @@ fn check_lanes<V: Words>(bits: u32, states: u32, held: usize, free: bool, x: &[i
     let mut expected = costs.words().to_vec();
     let rows = |step| step;
     super::fixed::plain(&table, x, &mut expected, &rows);
-    let pass = Pass { table: arranged.words(), x, costs: costs.words_mut(), rows: &rows, cut };
+    let (words, near) = (arranged.words(), table.near);
+    let pass = Pass { table: words, x, costs: costs.words_mut(), rows: &rows, cut, near };
     pass.run::<V>();
     assert!(costs.words() == expected, "k = {bits}, L = {states}, {} lanes, {held} held", V::COUNT);
     let node = nodes as u32 / 5;
@@ -203,7 +204,12 @@ fn check_lanes<V: Words>(bits: u32, states: u32, held: usize, free: bool, x: &[i
 
 #[test]
 fn every_way_to_cut_a_step_into_vectors_gives_the_costs_of_the_definition() {
-    let mut x: Vec<i16> = gaussian(3, 8000.0, 24).iter().map(|x| *x as i16).collect();
+    // Both sides of what is near to every value come first, while costs are low.
+    let widest =
+        Codebook::new(Code::Bs12, 12).unwrap().values().iter().fold(0.0f32, |most, v| most.max(v.abs()));
+    let near = 32767 - (widest as i16) * 70;
+    let mut x = vec![0, near, -near, near + 1, -near - 1, 3];
+    x.extend(gaussian(3, 8000.0, 24).iter().map(|x| *x as i16));
     x.extend([32767, -32767, 0, 32767]);
     for bits in 1..=4 {
         for states in 10..=13 {
@@ -224,7 +230,7 @@ fn of_equal_paths_the_smallest_states_are_taken() {
         let table = Table::new(bits, 12, &[0; 1 << 12]);
         for isa in Isa::available() {
             let (mut room, mut states) = (Room::default(), vec![9; 32]);
-            let seam = around(&mut Fixed::new(&table, &mut room, &[1.0; 32], isa), 16, &mut states);
+            let seam = around(&mut Fixed::new(&table, &mut room, &[0.5; 32], isa), 16, &mut states).unwrap();
             assert_eq!((seam, states), (0, vec![0; 32]), "k = {bits} on {isa}");
         }
     }
@@ -337,7 +343,7 @@ fn tiles_that_saturate_are_searched_again_in_floating_point() {
         let table = encoder.float.get().expect("made when it was needed");
         let mut path = vec![0; 64];
         let mut float = super::float::Float::new(table, &wild);
-        let seam = around(&mut float, 32, &mut path);
+        let seam = around(&mut float, 32, &mut path).unwrap();
         let cost = f64::from(float.cost(seam));
         let squares = |path: &[usize]| -> f64 {
             let each = path.iter().enumerate().map(|(t, state)| (slow.values[*state] - slow.x[t]) as f64);
@@ -348,6 +354,27 @@ fn tiles_that_saturate_are_searched_again_in_floating_point() {
         let path: Vec<usize> = path.into_iter().map(|state| state as usize).collect();
         assert!((squares(&path) / best - 1.0).abs() < 1e-4);
         assert!(error(&found.values) < 64.0 * 400.0, "values follow the signs");
+    }
+}
+
+#[test]
+fn saturated_costs_whose_path_does_not_close_are_no_mistake_of_the_search() {
+    let window = Some(1);
+    for (code, bits, states) in [(Code::ALL[2], 3, 11), (Code::Bs12, 2, 12), (Code::OneMad, 2, 13)] {
+        let encoder = Encoder::new(code, bits, states, 32, Options { window }).unwrap();
+        let mut open = 0;
+        for seed in 0..50 {
+            let x = gaussian(seed, 13.0, 32);
+            let mut room = Room::default();
+            let mut fixed = Fixed::new(&encoder.fixed, &mut room, &x, Isa::Scalar);
+            fixed.forward(0, 32, Some(5), 0);
+            open += u32::from(fixed.back(0, 5, &mut [0; 32]) != 5);
+            let expected = encode(&encoder, &x, Isa::Scalar);
+            for isa in Isa::available() {
+                assert_eq!(encode(&encoder, &x, isa).words, expected.words, "seed {seed} on {isa}");
+            }
+        }
+        assert!(open > 0, "no path of {code} at k = {bits} stayed open: nothing was tested");
     }
 }
 
