@@ -22,9 +22,9 @@ use std::ops::Range;
 use super::quantized::quantize_group;
 use crate::backend::Columns;
 use crate::codec::trellis::MAX_TILE;
-use crate::codec::trellis::decode::{AnyRule, BYTES_LESS, Bytes, Room, View, Words, with_width};
-use crate::numeric::dot::PANEL;
+use crate::codec::trellis::decode::{AnyRule, BYTES_LESS, Bytes, Parts, Strip, View, with_width};
 use crate::numeric::lanes::{Kernel, LANES, Lanes};
+use crate::numeric::prefetch_line;
 
 /// Inputs that share a scale.
 const BLOCK: usize = 128;
@@ -168,108 +168,115 @@ impl<R: Bytes, const BITS: u32> Kernel for By<'_, '_, R, BITS> {
 /// Sums of a strip for some rows of x.
 type Sums<const T: usize> = [[f32; LANES]; T];
 
+/// Strips of a tile, at most.
+const STRIPS: usize = MAX_TILE / LANES;
+
 impl<R: Bytes, const BITS: u32> By<'_, '_, R, BITS> {
     /// `T` rows of x from `t` on; gives `T`.
     #[inline(always)]
     fn rows_of_x<V: Lanes, const T: usize>(&self, t: usize) -> usize {
-        let Self { view, rule, x, ref rows, out } = *self;
-        let (k, mask) = (view.in_features(), view.mask::<V>());
-        let mut room: Room = [[0; 16]; PANEL];
-        let mut sums: [Sums<T>; MAX_TILE / LANES] = [[[0.0; LANES]; T]; MAX_TILE / LANES];
+        let Self { view, ref rows, out, .. } = *self;
+        let mut sums: [Sums<T>; STRIPS] = [[[0.0; LANES]; T]; STRIPS];
         let mut first = rows.start;
         while first < rows.end {
             let end = view.tile_end(first).min(rows.end);
-            for start in (0..k).step_by(PANEL) {
-                let panel = start..k.min(start + PANEL);
-                let mut row = first;
-                let mut of_strip = sums.iter_mut();
-                while row < end {
-                    let strip = view.strip(row);
-                    let words = strip.words(panel.clone(), BITS, &mut room);
-                    let sums = of_strip.next().expect("strips of a tile");
-                    let mut totals = [V::splat(0.0); T];
-                    if start > 0 {
-                        for (total, sum) in totals.iter_mut().zip(sums.iter()) {
-                            *total = V::load(sum);
-                        }
-                    }
-                    self.panel::<V, T>(rule, words, x, t, start, mask, &mut totals);
-                    if panel.end == k {
-                        let outputs = strip.outputs::<V>();
-                        for total in &mut totals {
-                            *total = total.mul(outputs);
-                        }
-                    }
-                    for (total, sum) in totals.into_iter().zip(sums) {
-                        total.store(sum);
-                    }
-                    row = strip.rows.end;
+            let (mut strips, mut row) = (Vec::with_capacity(STRIPS), first);
+            while row < end {
+                let strip = view.strip(row);
+                row = strip.rows.end;
+                strips.push(strip);
+            }
+            sums.as_flattened_mut().fill([0.0; LANES]);
+            // A block of a tile's columns lies in one place and stays in the first-level cache while its strips pass.
+            for block in 0..self.x.blocks {
+                // As many sums as the registers hold beside what they are made of.
+                match (T, V::IN_REGISTERS >= 32) {
+                    (1, _) | (2, true) => self.block::<V, T, 4>(&strips, t, block, &mut sums),
+                    (2, false) | (_, true) => self.block::<V, T, 2>(&strips, t, block, &mut sums),
+                    (_, false) => self.block::<V, T, 1>(&strips, t, block, &mut sums),
                 }
             }
-            let mut row = first;
-            for sums in &sums {
-                if row >= end {
-                    break;
-                }
-                let strip = view.strip(row);
-                let here = row..strip.rows.end.min(end);
+            for (strip, sums) in strips.iter().zip(&sums) {
+                let here = strip.rows.start.max(first)..strip.rows.end.min(end);
+                let outputs = strip.outputs::<V>();
                 for (i, sums) in sums.iter().enumerate() {
+                    let mut scaled = [0.0; LANES];
+                    V::load(sums).mul(outputs).store(&mut scaled);
                     // SAFETY: rows of the weight, and so columns of the output, are given to one call each.
                     let out = unsafe { out.row(t + i, here.clone()) };
-                    out.copy_from_slice(&sums[strip.lane_of(here.start)..][..here.len()]);
+                    out.copy_from_slice(&scaled[strip.lane_of(here.start)..][..here.len()]);
                 }
-                row = here.end;
             }
             first = end;
         }
         T
     }
 
-    /// Adds z · I of the blocks of a panel that begins at column `start`.
+    /// Adds z · I of a block to the sums of a tile's strips, `G` at a time and then one.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
-    fn panel<V: Lanes, const T: usize>(
+    fn block<V: Lanes, const T: usize, const G: usize>(
         &self,
-        rule: R,
-        words: Words<'_>,
-        x: &Folded,
+        strips: &[Strip<'_>],
         t: usize,
-        start: usize,
-        mask: V,
-        totals: &mut [V; T],
+        block: usize,
+        sums: &mut [Sums<T>; STRIPS],
     ) {
-        // Sums of integers that do not wait for each other.
-        let side = 4 / T;
-        let len = words.len();
-        for block in (0..len).step_by(BLOCK) {
-            let end = len.min(block + BLOCK);
-            let of_row = |i: usize| (t + i) * x.blocks + (start + block) / BLOCK;
-            let mut factors = [std::ptr::null::<u32>(); T];
-            let mut sums = [[V::splat_bits(0); T]; 4];
-            for i in 0..T {
-                factors[i] = x.factors[of_row(i) * BLOCK..][..BLOCK].as_ptr();
-                sums[0][i] = V::splat_bits(x.less[of_row(i)] as u32);
-            }
-            let mut at = block;
-            // Columns that fill the last sixteen up have factors of 0.
-            while at < end {
-                for (j, sums) in sums.iter_mut().enumerate() {
-                    if j < side {
-                        // SAFETY: a column of the panel, or of the sixteen that it ends in.
-                        let bytes = rule.bytes(unsafe { words.states::<V, BITS>(at + j, mask) });
-                        for (sum, factors) in sums.iter_mut().zip(factors) {
-                            // SAFETY: a column of the block.
-                            let factor = unsafe { *factors.add(at + j - block) };
-                            *sum = sum.add_bytes(bytes, V::splat_bits(factor));
-                        }
-                    }
+        let mut at = 0;
+        while at < strips.len() {
+            let sums = &mut sums[at..];
+            let from = (strips, at);
+            at += match (strips.len() - at >= G, strips[at].is_parted(BITS)) {
+                (true, false) => self.strips::<V, T, G, false>(from, t, block, sums),
+                (true, true) if strips[at].number() == 0 => {
+                    self.strips::<V, T, G, true>(from, t, block, sums)
                 }
-                at += side;
-            }
-            for (i, total) in totals.iter_mut().enumerate() {
-                let sum = sums[0][i].iadd(sums[1][i]).iadd(sums[2][i].iadd(sums[3][i]));
-                *total = V::splat(x.steps[of_row(i)]).fma(sum.to_float(), *total);
+                (_, false) => self.strips::<V, T, 1, false>(from, t, block, sums),
+                (_, true) => self.strips::<V, T, 1, true>(from, t, block, sums),
+            };
+        }
+    }
+
+    /// Adds z · I of a block to the sums of `G` strips from strip `at` on, of which the first are parted if any are; gives
+    /// `G`.
+    #[inline(always)]
+    fn strips<V: Lanes, const T: usize, const G: usize, const PARTED: bool>(
+        &self,
+        (strips, at): (&[Strip<'_>], usize),
+        t: usize,
+        block: usize,
+        sums: &mut [Sums<T>],
+    ) -> usize {
+        let Self { view, rule, x, .. } = *self;
+        let (strip, mask) = (&strips[at], view.mask::<V>());
+        let columns = block * BLOCK..view.in_features().min((block + 1) * BLOCK);
+        let len = columns.len();
+        let mut room = Parts::new();
+        let words = strip.below::<BITS, G, PARTED>(columns, &mut room);
+        let mut factors = [std::ptr::null::<u32>(); T];
+        let (mut whole, mut steps) = ([[V::splat_bits(0); T]; G], [0.0; T]);
+        for (i, factors) in factors.iter_mut().enumerate() {
+            let from = (t + i) * x.blocks + block;
+            *factors = x.factors[from * BLOCK..][..BLOCK].as_ptr();
+            whole.iter_mut().for_each(|whole| whole[i] = V::splat_bits(x.less[from] as u32));
+            steps[i] = x.steps[from];
+        }
+        for c in 0..len {
+            // Each strip has its share of the next block brought near, whose codes follow each other in memory.
+            prefetch_line(strip.part_of((block + 1) * BLOCK + c, at, strips.len()));
+            for (g, whole) in whole.iter_mut().enumerate() {
+                // SAFETY: a column of the block, and one of the strips.
+                let bytes = rule.bytes(unsafe { words.states::<V>(c, g, mask) });
+                for (whole, factors) in whole.iter_mut().zip(factors) {
+                    // SAFETY: a column of the block.
+                    *whole = whole.add_bytes(bytes, V::splat_bits(unsafe { *factors.add(c) }));
+                }
             }
         }
+        for (whole, sums) in whole.iter().zip(sums) {
+            for ((whole, sum), step) in whole.iter().zip(sums).zip(steps) {
+                V::splat(step).fma(whole.to_float(), V::load(sum)).store(sum);
+            }
+        }
+        G
     }
 }

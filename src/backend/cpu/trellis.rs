@@ -2,15 +2,18 @@
 //!
 //! Tiles along outputs decode to a column's weights for sixteen rows at a time. One row of x: a strip of sixteen rows
 //! has a vector of sums for each lane of [`crate::numeric::dot`], so that weights go from registers into sums in the
-//! defined order without being turned; the sixteen vectors are added in halves, as lanes are. All else goes through
-//! [`Panels`]: sixteen rows are decoded, and turned if need be, one panel long.
+//! defined order without being turned; the sixteen vectors are added in halves, as lanes are. Columns are taken lane by
+//! lane, so that few sums are in registers at a time and several strips can share what a column is multiplied by. All
+//! else goes through [`Panels`]: sixteen rows are decoded, and turned if need be, one panel long.
 
 use std::ops::Range;
 
 use super::rows::{LINES, Line, Panels};
-use crate::codec::trellis::decode::{AnyRule, Decode, Room, Rule, Strip, View, Words, widen, with_width};
+use crate::codec::trellis::MAX_TILE;
+use crate::codec::trellis::decode::{AnyRule, Decode, Parts, Rule, Strip, View, widen, with_width};
 use crate::numeric::dot::PANEL;
 use crate::numeric::lanes::{Kernel, LANES, Lanes};
+use crate::numeric::prefetch_line;
 
 impl Panels for &View<'_> {
     #[inline(always)]
@@ -58,6 +61,9 @@ fn by_width<V: Lanes, R: Rule>(view: &View<'_>, rule: R, x: &[f32], rows: Range<
     with_width!(view.bits(), BITS => V::call(OneBy::<R, BITS> { view, rule, x, rows, out }));
 }
 
+/// Columns of a tile that stay near: with 16 strips, their sums are 16 KB and their codes at most as many.
+const NEAR: usize = 128;
+
 /// [`OneByStrips`], compiled once for each rule and k.
 struct OneBy<'a, 'b, R, const BITS: u32> {
     view: &'a View<'b>,
@@ -73,37 +79,117 @@ impl<R: Rule, const BITS: u32> Kernel for OneBy<'_, '_, R, BITS> {
     #[inline(always)]
     fn run<V: Lanes>(self) {
         let Self { view, rule, x, rows, out } = self;
-        let mask = view.mask::<V>();
-        let mut room: Room = [[0; 16]; PANEL];
         let (mut inputs, mut of_x) = ([0.0; PANEL], [0.0; PANEL]);
+        let mut sums: [Sums; MAX_TILE / LANES] = [[[0.0; LANES]; LANES]; MAX_TILE / LANES];
+        let mut strips = Vec::with_capacity(sums.len());
         let mut first = rows.start;
-        // A panel of the columns that some rows share stays in the second-level cache while its strips pass.
         while first < rows.end {
             let end = view.tile_end(first).min(rows.end);
+            strips.clear();
+            let mut row = first;
+            while row < end {
+                let strip = view.strip(row);
+                row = strip.rows.end;
+                strips.push(strip);
+            }
             let scales = view.inputs(first).expect("a scale for each column");
             for start in (0..x.len()).step_by(PANEL) {
                 let panel = start..x.len().min(start + PANEL);
                 widen::<V>(&scales[2 * panel.start..2 * panel.end], &mut inputs);
                 of_x[..panel.len()].copy_from_slice(&x[panel.clone()]);
-                of_x[panel.len()..panel.len().next_multiple_of(LANES)].fill(0.0);
-                let mut row = first;
-                while row < end {
-                    let strip = view.strip(row);
-                    let words = strip.words(panel.clone(), BITS, &mut room);
-                    let sums = sums::<V, R, BITS>(rule, words, &of_x, &inputs, strip.outputs(), mask);
-                    let here = row..strip.rows.end.min(end);
-                    row = here.end;
-                    add(
-                        &strip,
-                        sums,
-                        here.clone(),
-                        start == 0,
-                        &mut out[here.start - rows.start..here.end - rows.start],
-                    );
+                sums.as_flattened_mut().fill([0.0; LANES]);
+                // So many of a tile's columns stay in the first-level cache while its strips pass, with their sums.
+                for near in panel.clone().step_by(NEAR) {
+                    let columns = near..panel.end.min(near + NEAR);
+                    let own = near - start..columns.end - start;
+                    let near = Near {
+                        rule,
+                        mask: view.mask::<V>(),
+                        x: &of_x[own.clone()],
+                        inputs: &inputs[own],
+                        columns,
+                    };
+                    if V::IN_REGISTERS >= 32 {
+                        near.all::<BITS, 4>(&strips, &mut sums);
+                    } else {
+                        near.all::<BITS, 2>(&strips, &mut sums);
+                    }
+                }
+                for (strip, sums) in strips.iter().zip(&sums) {
+                    let here = strip.rows.start.max(first)..strip.rows.end.min(end);
+                    let to = &mut out[here.start - rows.start..here.end - rows.start];
+                    add(strip, total::<V>(sums), here, start == 0, to);
                 }
             }
             first = end;
         }
+    }
+}
+
+/// Sums of a strip's rows, one vector for each lane of [`crate::numeric::dot`].
+type Sums = [[f32; LANES]; LANES];
+
+/// Some columns of a tile.
+struct Near<'a, V, R> {
+    rule: R,
+    mask: V,
+    columns: Range<usize>,
+    /// Of these columns.
+    x: &'a [f32],
+    inputs: &'a [f32],
+}
+
+impl<V: Lanes, R: Rule> Near<'_, V, R> {
+    /// Adds x[k] · w[n, k] to the lane k mod 16 of the sums of each row n, `G` strips at a time and then one.
+    #[inline(always)]
+    fn all<const BITS: u32, const G: usize>(&self, strips: &[Strip<'_>], sums: &mut [Sums]) {
+        let mut at = 0;
+        while at < strips.len() {
+            let (from, sums) = ((strips, at), &mut sums[at..]);
+            at += match (strips.len() - at >= G, strips[at].is_parted(BITS)) {
+                (true, false) => self.strips::<BITS, G, false>(from, sums),
+                (true, true) if strips[at].number() == 0 => self.strips::<BITS, G, true>(from, sums),
+                (_, false) => self.strips::<BITS, 1, false>(from, sums),
+                (_, true) => self.strips::<BITS, 1, true>(from, sums),
+            };
+        }
+    }
+
+    /// Those of `G` strips from strip `at` on, of which the first are parted if any are; gives `G`.
+    #[inline(always)]
+    fn strips<const BITS: u32, const G: usize, const PARTED: bool>(
+        &self,
+        (strips, at): (&[Strip<'_>], usize),
+        sums: &mut [Sums],
+    ) -> usize {
+        let Self { rule, mask, x, inputs, .. } = *self;
+        let len = self.columns.len();
+        let mut room = Parts::new();
+        let words = strips[at].below::<BITS, G, PARTED>(self.columns.clone(), &mut room);
+        let outputs: [V; G] = std::array::from_fn(|g| strips[at + g].outputs());
+        assert!(
+            x.len() == len && inputs.len() == len && sums.len() >= G,
+            "as many columns, and sums of each strip"
+        );
+        for lane in 0..LANES.min(len) {
+            let mut all: [V; G] = std::array::from_fn(|g| V::load(&sums[g][lane]));
+            let mut c = lane;
+            while c < len {
+                // Each strip has its share of what comes next brought near.
+                prefetch_line(strips[at].part_of(self.columns.start + NEAR + c, at, strips.len()));
+                // SAFETY: a column of these.
+                let (x, input) =
+                    unsafe { (V::splat(*x.get_unchecked(c)), V::splat(*inputs.get_unchecked(c))) };
+                for (g, (sum, outputs)) in all.iter_mut().zip(outputs).enumerate() {
+                    // SAFETY: a column of these, and one of the strips.
+                    let states = unsafe { words.states::<V>(c, g, mask) };
+                    *sum = x.fma(rule.values(states).mul(input).mul(outputs), *sum);
+                }
+                c += LANES;
+            }
+            all.iter().zip(&mut *sums).for_each(|(all, sums)| all.store(&mut sums[lane]));
+        }
+        G
     }
 }
 
@@ -117,36 +203,10 @@ fn add<V: Lanes>(strip: &Strip<'_>, sums: V, rows: Range<usize>, set: bool, out:
     }
 }
 
-/// Σ_k x[k] · w[n, k] over a panel, for each row n of a strip, in the order of [`crate::numeric::dot`]. What fills the
-/// last sixteen columns up has zeros in `x` and `inputs`.
+/// The sum of sixteen lanes in the order of [`crate::numeric::dot`], for each row.
 #[inline(always)]
-fn sums<V: Lanes, R: Rule, const BITS: u32>(
-    rule: R,
-    words: Words<'_>,
-    x: &[f32; PANEL],
-    inputs: &[f32; PANEL],
-    outputs: V,
-    mask: V,
-) -> V {
-    let len = words.len();
-    assert!(len <= PANEL, "a panel");
-    let mut sums = [V::splat(0.0); LANES];
-    let mut at = 0;
-    while at < len {
-        for (l, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: one of sixteen columns that begin inside the panel.
-            let (states, x, input) = unsafe {
-                (
-                    words.states::<V, BITS>(at + l, mask),
-                    *x.get_unchecked(at + l),
-                    *inputs.get_unchecked(at + l),
-                )
-            };
-            let weights = rule.values(states).mul(V::splat(input)).mul(outputs);
-            *sum = V::splat(x).fma(weights, *sum);
-        }
-        at += LANES;
-    }
+fn total<V: Lanes>(sums: &Sums) -> V {
+    let sums = sums.each_ref().map(V::load);
     let mut eight = [V::splat(0.0); 8];
     for (l, to) in eight.iter_mut().enumerate() {
         *to = sums[l].add(sums[l + 8]);

@@ -6,6 +6,7 @@
 //!
 //! A **strip** is sixteen rows of a weight whose tiles lie along outputs: one such vector for each column.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -238,6 +239,7 @@ impl<'a> View<'a> {
             tiles: &self.words[group * column..][..column],
             bytes: self.bytes,
             at: self.at(absolute % self.tile),
+            number: absolute % self.tile / LANES,
             outputs: outputs.map(|plane| &plane[2 * rows.start..2 * rows.end]),
             lane,
             rows,
@@ -251,6 +253,11 @@ impl<'a> View<'a> {
     }
 }
 
+/// Bytes that a strip's windows are shifted out of.
+const fn needed(bits: u32) -> usize {
+    if bits == 4 { WORD + WORD / 2 } else { WORD }
+}
+
 /// Sixteen rows of a weight, at most.
 #[derive(Debug, Clone)]
 pub(crate) struct Strip<'a> {
@@ -259,12 +266,32 @@ pub(crate) struct Strip<'a> {
     bytes: usize,
     /// At which byte of each the windows begin.
     at: usize,
+    /// How many of the tile's strips come before it.
+    number: usize,
     /// f16, one for each of `rows`.
     outputs: Option<&'a [u8]>,
     /// In which lane the first of `rows` is.
     lane: usize,
     /// Rows of the view.
     pub rows: Range<usize>,
+}
+
+/// Columns of [`Strip::below`], at most.
+const BELOW: usize = 128;
+
+/// Strips of a tile whose words lie partly at the end of its ring and partly at the beginning, at most.
+const PARTED: usize = 3;
+
+/// Space for the words of such strips.
+#[derive(Debug)]
+pub(crate) struct Parts([[MaybeUninit<[u8; 2 * WORD]>; BELOW]; PARTED]);
+
+impl Parts {
+    /// Nothing is in it.
+    #[inline(always)]
+    pub fn new() -> Self {
+        Self([[MaybeUninit::uninit(); BELOW]; PARTED])
+    }
 }
 
 /// Space for the words of a panel of columns.
@@ -293,6 +320,58 @@ impl Strip<'_> {
         }
     }
 
+    /// How many of the tile's strips come before it.
+    #[inline(always)]
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Whether its words lie partly at the end of the ring and partly at the beginning: only the first strips' of a tile.
+    #[inline(always)]
+    pub fn is_parted(&self, bits: u32) -> bool {
+        self.at + needed(bits) > self.bytes
+    }
+
+    /// Where part `part` of `parts` of column `c`'s tile lies; of a column past the last, what lies behind. For prefetches.
+    #[inline(always)]
+    pub fn part_of(&self, c: usize, part: usize, parts: usize) -> *const u8 {
+        self.tiles.as_ptr().wrapping_add(c * self.bytes + part * self.bytes / parts)
+    }
+
+    /// The words of this strip and the `G − 1` below it in at most 128 columns. If this one is `PARTED`, `G` is 1 or it is
+    /// the tile's first; then parted words are put together in `room`.
+    ///
+    /// # Panics
+    /// If there are no such columns or strips, or `PARTED` is wrong.
+    #[inline(always)]
+    pub fn below<'r, const BITS: u32, const G: usize, const PARTED: bool>(
+        &'r self,
+        columns: Range<usize>,
+        room: &'r mut Parts,
+    ) -> Below<'r, BITS, G, PARTED> {
+        let tiles = &self.tiles[columns.start * self.bytes..columns.end * self.bytes];
+        assert!(
+            columns.len() <= BELOW && self.at >= 2 * BITS as usize * (G - 1),
+            "columns of so many strips"
+        );
+        assert!(
+            PARTED == self.is_parted(BITS) && (!PARTED || G == 1 || self.number == 0),
+            "the first are parted"
+        );
+        for (g, words) in room.0.iter_mut().enumerate().take(Below::<BITS, G, PARTED>::PARTS) {
+            let at = self.at - 2 * BITS as usize * g;
+            for (tile, words) in tiles.chunks_exact(self.bytes).zip(words) {
+                let mut both = [0; 2 * WORD];
+                both[..WORD].copy_from_slice(&ring_word(tile, at).to_le_bytes());
+                if BITS == 4 {
+                    both[WORD / 2..][..WORD].copy_from_slice(&ring_word(tile, at + WORD / 2).to_le_bytes());
+                }
+                words.write(both);
+            }
+        }
+        Below { tiles: &tiles[self.at..], bytes: self.bytes, room }
+    }
+
     /// The words of at most a panel of columns. Where a ring ends among them, or the plane might, they are put together
     /// in `room`; so they are if the columns are not whole sixteens, and then words of anything fill the last sixteen up.
     ///
@@ -300,11 +379,10 @@ impl Strip<'_> {
     /// If there are no such columns, or too many.
     #[inline(always)]
     pub fn words<'r>(&'r self, columns: Range<usize>, bits: u32, room: &'r mut Room) -> Words<'r> {
-        let needed = if bits == 4 { WORD + 4 } else { WORD };
         assert!(!columns.is_empty() && columns.len() <= PANEL, "a panel of columns");
         let count = columns.len();
         let tiles = &self.tiles[columns.start * self.bytes..columns.end * self.bytes];
-        if self.at + needed <= self.bytes && count.is_multiple_of(LANES) {
+        if !self.is_parted(bits) && count.is_multiple_of(LANES) {
             return Words { bytes: &tiles[self.at..], stride: self.bytes, count };
         }
         for (tile, words) in tiles.chunks_exact(self.bytes).zip(room.iter_mut()) {
@@ -344,6 +422,42 @@ impl Words<'_> {
             u64::from_le_bytes(unsafe { *from.cast::<[u8; WORD]>() })
         };
         V::windows::<BITS>(word(0), if BITS == 4 { word(4) } else { 0 }, mask)
+    }
+}
+
+/// Words of strips below each other.
+pub(crate) struct Below<'a, const BITS: u32, const G: usize, const PARTED: bool> {
+    /// From the first strip's of the first column on.
+    tiles: &'a [u8],
+    /// Bytes of a tile.
+    bytes: usize,
+    room: &'a Parts,
+}
+
+impl<const BITS: u32, const G: usize, const PARTED: bool> Below<'_, BITS, G, PARTED> {
+    /// How many of the first strips are parted: those with 2 k (number + 1) bytes to the end of the ring, which are too few.
+    const PARTS: usize = match (PARTED, G) {
+        (false, _) => 0,
+        (true, 1) => 1,
+        (true, _) => needed(BITS).div_ceil(2 * BITS as usize) - 1,
+    };
+
+    /// The states of column `c` of strip `g`.
+    ///
+    /// # Safety
+    /// There must be both.
+    #[inline(always)]
+    pub unsafe fn states<V: Lanes>(&self, c: usize, g: usize, mask: V) -> V {
+        let from = if g < Self::PARTS {
+            self.room.0[g].as_ptr().wrapping_add(c).cast::<u8>()
+        } else {
+            self.tiles.as_ptr().wrapping_add(c * self.bytes).wrapping_sub(2 * BITS as usize * g)
+        };
+        let word = |at: usize| {
+            // SAFETY: `Strip::below` has put these together, or they end before the ring does.
+            u64::from_le_bytes(unsafe { *from.wrapping_add(at).cast::<[u8; WORD]>() })
+        };
+        V::windows::<BITS>(word(0), if BITS == 4 { word(WORD / 2) } else { 0 }, mask)
     }
 }
 
