@@ -119,14 +119,14 @@ fn decide(given: &Given<'_>, modules: &mut [Module], even: bool) -> Outcome<Allo
     let Given { recipe, budget, .. } = given;
     let path = recipe.sensitivity().expect("this recipe has a budget");
     let bytes = file(&path)?;
-    let table = table(given, modules, &path, &bytes)?;
+    let candidates = candidates(recipe, budget);
+    let table = table(given, modules, &candidates, &path, &bytes)?;
     let lacking: Vec<String> = modules
         .iter()
         .filter(|module| module.assignment.open)
         .map(|module| module.output.rule_path())
         .filter(|path| !table.modules.contains_key(path))
         .collect();
-    let candidates = candidates(recipe, budget);
     let instance = instance(given, modules, &table, &candidates)?;
     let method = match budget.method {
         BudgetMethod::Exact => Method::Exact,
@@ -167,7 +167,13 @@ fn file(path: &Path) -> Result<Vec<u8>, PlanError> {
     }
 }
 
-fn table(given: &Given<'_>, modules: &[Module], path: &Path, bytes: &[u8]) -> Result<CostTable, PlanError> {
+fn table(
+    given: &Given<'_>,
+    modules: &[Module],
+    candidates: &[CodecSpec],
+    path: &Path,
+    bytes: &[u8],
+) -> Result<CostTable, PlanError> {
     let paths: Vec<String> = modules.iter().map(|module| module.output.rule_path()).collect();
     let wanted: Vec<Wanted<'_>> = modules
         .iter()
@@ -180,8 +186,8 @@ fn table(given: &Given<'_>, modules: &[Module], path: &Path, bytes: &[u8]) -> Re
             required: module.assignment.open && !matches!(module.output.role, Role::Embedding | Role::Head),
         })
         .collect();
-    let facts =
-        Facts { tensors: given.checkpoint.shapes_digest(), config: given.config.digest(), modules: &wanted };
+    let (tensors, config) = (given.checkpoint.shapes_digest(), given.config.digest());
+    let facts = Facts { tensors, config, modules: &wanted, candidates };
     read(bytes, &facts).map_err(|problem| PlanError::Sensitivity { path: path.to_owned(), problem })
 }
 

@@ -29,7 +29,7 @@ pub use error::SensitivityError;
 
 use crate::backend::Precision;
 use crate::backend::cpu::Cpu;
-use crate::codec::{AffineBits, CodecSpec, GroupSize, Matrix};
+use crate::codec::{AffineBits, CodecError, CodecSpec, GroupSize, Matrix};
 use crate::digest::{Digest, canonical_json};
 use crate::eval::work::{DONE, Work};
 use crate::eval::{EvalError, Progress};
@@ -191,7 +191,12 @@ impl Task {
             [] => usual(recipe.default.codec),
             named => named.to_vec(),
         };
-        check_groups(&plan, &modules, &candidates)?;
+        let unfit = unfit(&plan, &modules, &candidates)?;
+        if unfit > 0 {
+            (asking.tell)(&format!(
+                "{unfit} modules are not measured in every codec: some do not fit their shapes"
+            ));
+        }
         let encoder = encoder(recipe);
         let trials = candidates.into_iter().map(|codec| {
             let fills = quantizer(encoder).is_some_and(|encoder| encoder.accepts(codec));
@@ -210,6 +215,13 @@ impl Task {
 
     fn modules(&self) -> impl Iterator<Item = &Module> {
         self.modules.iter().map(|index| &self.plan.modules[*index])
+    }
+
+    /// The candidates that a module can have, numbered among all.
+    fn candidates(&self, index: usize) -> impl Iterator<Item = (usize, CodecSpec, &Plan)> {
+        let matrix = Matrix::of(&self.plan.modules[index].output.shape);
+        let all = self.trials.iter().enumerate().map(|(trial, (codec, plan))| (trial, *codec, &**plan));
+        all.filter(move |(_, codec, _)| codec.fits(matrix).is_ok())
     }
 
     fn positions(&self) -> usize {
@@ -259,18 +271,22 @@ fn encoder(recipe: &Recipe) -> &'static str {
     }
 }
 
-/// Refuses a codec whose groups do not divide a module's rows.
-fn check_groups(plan: &Plan, modules: &[usize], candidates: &[CodecSpec]) -> Result<(), SensitivityError> {
-    for codec in candidates {
-        let outputs = modules.iter().map(|index| &plan.modules[*index].output);
-        let mut unfit =
-            outputs.filter_map(|output| Some((output, codec.fits(Matrix::of(&output.shape)).err()?)));
-        if let Some((first, problem)) = unfit.next() {
-            let (module, more) = (first.rule_path(), unfit.count());
-            return Err(SensitivityError::DoesNotFit { problem, module, more });
-        }
+/// Modules that some candidates do not fit: they are measured in the others.
+///
+/// # Errors
+/// [`SensitivityError::DoesNotFit`] if a module fits none.
+fn unfit(plan: &Plan, modules: &[usize], candidates: &[CodecSpec]) -> Result<usize, SensitivityError> {
+    let problems = |index: &usize| {
+        let matrix = Matrix::of(&plan.modules[*index].output.shape);
+        candidates.iter().filter_map(|codec| codec.fits(matrix).err()).collect::<Vec<_>>()
+    };
+    let all: Vec<(usize, Vec<CodecError>)> = modules.iter().map(|index| (*index, problems(index))).collect();
+    let mut none = all.iter().filter(|(_, problems)| problems.len() == candidates.len());
+    if let Some((first, problems)) = none.next() {
+        let (module, more) = (plan.modules[*first].output.rule_path(), none.count());
+        return Err(SensitivityError::DoesNotFit { problem: problems[0].clone(), module, more });
     }
-    Ok(())
+    Ok(all.iter().filter(|(_, problems)| !problems.is_empty()).count())
 }
 
 /// The codecs that a list such as `affine-4g64,mxfp4` names.

@@ -159,19 +159,19 @@ impl Prober<'_> {
         let layers = format!("{}.layers.", decoder.root);
         let tied = self.task.plan.model.tied;
         let mut probes = Vec::new();
-        for module in self.task.modules() {
-            let path = module.output.rule_path();
+        for index in &self.task.modules {
+            let path = self.task.plan.modules[*index].output.rule_path();
             let below = path.strip_prefix(&layers).and_then(|rest| rest.split_once('.'));
             let place = match below.and_then(|(layer, name)| Some((layer.parse().ok()?, name))) {
                 Some((layer, name)) => Place::Layer(layer, name.to_owned()),
                 None if path == format!("{}.embed_tokens", decoder.root) => Place::Embedding { tied },
                 None => Place::Head,
             };
-            let trials = self.task.trials.iter().enumerate();
-            probes.extend(trials.map(|(trial, (codec, _))| Probe {
+            let candidates = self.task.candidates(*index);
+            probes.extend(candidates.map(|(trial, codec, _)| Probe {
                 place: place.clone(),
                 path: path.clone(),
-                codec: *codec,
+                codec,
                 trial,
             }));
         }

@@ -16,7 +16,7 @@ pub(super) fn record(task: &Task, done: &Done) -> Result<Sensitivity, Sensitivit
     let config = std::fs::read(&path).map_err(|error| SensitivityError::Config { path, error })?;
     let modules = task.modules.iter().map(|index| {
         let (module, path) = (&plan.modules[*index], plan.modules[*index].output.rule_path());
-        let candidates = task.trials.iter().map(|(codec, trial)| {
+        let candidates = task.candidates(*index).map(|(_, codec, trial)| {
             let Score { kl, standard_error } = done.scores[&path][&codec.to_string()];
             let bytes = trial.modules[*index].bytes();
             (codec.to_string(), MeasuredCandidate { kl, standard_error, bytes })

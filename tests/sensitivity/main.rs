@@ -197,6 +197,32 @@ fn with_changes_of_basis_a_module_is_rounded_in_the_new_one() {
 }
 
 #[test]
+fn a_module_is_measured_in_the_codecs_that_its_shape_fits() {
+    let dir = temp();
+    // 64 is no divisor of the width of its stream, 224, but of its inner one.
+    let both = ["--candidates", "affine-4g64,affine-4g32", "--only", "*.layers.0.*"];
+    let found = measured(dir.path(), FOUR, &fixture("mistral"), &both);
+    let only = measured(
+        dir.path(),
+        FOUR,
+        &fixture("mistral"),
+        &["--candidates", "affine-4g32", "--only", "*.layers.0.*"],
+    );
+    let modules = found["modules"].as_object().unwrap();
+    let (mut fewer, mut all) = (0, 0);
+    for (module, costs) in modules {
+        let candidates = costs["candidates"].as_object().unwrap();
+        assert_eq!(
+            candidates["affine-4g32"], only["modules"][module]["candidates"]["affine-4g32"],
+            "{module}"
+        );
+        fewer += usize::from(candidates.len() == 1);
+        all += usize::from(candidates.len() == 2);
+    }
+    assert!(fewer > 0 && all > 0, "{modules:?}");
+}
+
+#[test]
 fn fewer_bits_cost_more() {
     let dir = temp();
     let candidates = "affine-2g32,affine-4g32,affine-8g32";

@@ -45,6 +45,8 @@ pub struct Facts<'a> {
     pub config: Digest,
     /// Every module that is stored.
     pub modules: &'a [Wanted<'a>],
+    /// Codecs that may be chosen: a table by bits alone is read for those of them that it speaks of.
+    pub candidates: &'a [CodecSpec],
 }
 
 /// A file, as far as it is parsed for all formats alike.
@@ -74,7 +76,7 @@ struct Entry {
 enum Curve {
     /// In these codecs.
     Codecs(BTreeMap<CodecSpec, Cost>),
-    /// In affine codecs of these widths, whatever their group.
+    /// In affine codecs of these widths, whatever their group, and in trellises of as many bits.
     Widths(BTreeMap<u32, f64>),
     /// scale · 4^-bits in every affine codec; scale is by weight if so stated.
     Quarter {
@@ -217,7 +219,7 @@ fn place(
     for wanted in facts.modules {
         let Some(parts) = parts.get(wanted.path) else { continue };
         check(wanted, parts)?;
-        let total = add(wanted, parts)?;
+        let total = add(wanted, parts, facts.candidates)?;
         table.insert(wanted.path.to_owned(), total);
     }
     if table.is_empty() {
@@ -253,10 +255,14 @@ fn check(wanted: &Wanted<'_>, parts: &[&Entry]) -> Result<(), ImportError> {
 }
 
 /// Adds the costs of a module's parts, in the codecs that all of them have.
-fn add(wanted: &Wanted<'_>, parts: &[&Entry]) -> Result<BTreeMap<CodecSpec, Cost>, ImportError> {
+fn add(
+    wanted: &Wanted<'_>,
+    parts: &[&Entry],
+    candidates: &[CodecSpec],
+) -> Result<BTreeMap<CodecSpec, Cost>, ImportError> {
     let mut total: Option<BTreeMap<CodecSpec, Cost>> = None;
     for part in parts {
-        let costs = spread(&part.curve, wanted.weights);
+        let costs = spread(&part.curve, wanted.weights, candidates);
         if let Some((_, cost)) =
             costs.iter().find(|(_, cost)| cost.nats.is_nan() || cost.nats.abs() > LARGEST)
         {
@@ -281,16 +287,22 @@ fn add(wanted: &Wanted<'_>, parts: &[&Entry]) -> Result<BTreeMap<CodecSpec, Cost
 }
 
 /// A curve as costs of codecs.
-fn spread(curve: &Curve, weights: u64) -> BTreeMap<CodecSpec, Cost> {
+fn spread(curve: &Curve, weights: u64, candidates: &[CodecSpec]) -> BTreeMap<CodecSpec, Cost> {
     let every_group = |bits: AffineBits| GroupSize::ALL.map(|group| CodecSpec::Affine { bits, group });
     let plain = |nats| Cost { nats, standard_error: None };
     match curve {
         Curve::Codecs(costs) => costs.clone(),
-        Curve::Widths(widths) => AffineBits::ALL
-            .into_iter()
-            .filter_map(|bits| Some((bits, *widths.get(&bits.get())?)))
-            .flat_map(|(bits, nats)| every_group(bits).map(|codec| (codec, plain(nats))))
-            .collect(),
+        Curve::Widths(widths) => {
+            let affine = AffineBits::ALL
+                .into_iter()
+                .filter_map(|bits| Some((bits, *widths.get(&bits.get())?)))
+                .flat_map(|(bits, nats)| every_group(bits).map(|codec| (codec, plain(nats))));
+            let trellises = candidates.iter().filter_map(|codec| match codec {
+                CodecSpec::Trellis(trellis) => Some((*codec, plain(*widths.get(&trellis.bits())?))),
+                _ => None,
+            });
+            affine.chain(trellises).collect()
+        }
         Curve::Quarter { scale, by_weight } => AffineBits::ALL
             .into_iter()
             .flat_map(|bits| {

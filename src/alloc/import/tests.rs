@@ -17,7 +17,9 @@ fn modules() -> [Wanted<'static>; 2] {
 }
 
 fn read_with(bytes: &[u8], modules: &[Wanted<'_>]) -> Result<CostTable, ImportError> {
-    read(bytes, &Facts { tensors: Digest::of(b"t"), config: Digest::of(b"c"), modules })
+    let candidates = ["affine-4g64", "trellis-3", "trellis-4"].map(|codec| codec.parse().unwrap());
+    let (tensors, config) = (Digest::of(b"t"), Digest::of(b"c"));
+    read(bytes, &Facts { tensors, config, modules, candidates: &candidates })
 }
 
 fn read_json(value: &Value) -> Result<CostTable, ImportError> {
@@ -182,6 +184,10 @@ fn an_exl3_file_gives_changes_from_its_base_shared_by_a_group() {
         ("affine-3g128", Some(-0.25)),
         ("affine-5g64", Some(-0.375)),
         ("affine-4g64", None),
+        ("trellis-3", Some(-0.25)),
+        // No model of 4 bits was measured, and nobody asked for 2.
+        ("trellis-4", None),
+        ("trellis-2", None),
     ] {
         assert_eq!(cost(&table, A, codec), expected, "{codec}");
     }
