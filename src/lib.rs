@@ -37,6 +37,7 @@ pub mod calib;
 pub mod build;
 pub mod check;
 pub mod repack;
+pub mod import;
 pub mod eval;
 pub mod measure;
 pub mod control;

@@ -72,6 +72,13 @@ impl Failure for ArchError {
                 "if the config is right, this model needs an adapter of its own; if not, mend the value"
                     .to_owned()
             }
+            ArchError::ForeignPacking { method } if method == "exl3" => {
+                "decode it with `tqc import`, or use the original checkpoint".to_owned()
+            }
+            ArchError::AlreadyQuantized { key } if key == "quantization_config" => {
+                "quantize from the original bf16, f16 or f32 checkpoint; one of EXL3 becomes dense with `tqc import`"
+                    .to_owned()
+            }
             ArchError::AlreadyQuantized { .. } | ArchError::PackedTensor { .. } => {
                 "quantize from the original bf16, f16 or f32 checkpoint".to_owned()
             }

@@ -30,7 +30,7 @@ use crate::artifact::provenance::{
     SourceRecord, SourceTensorRecord, ToolRecord, TransformRecord, VERSION, digest_of_files, source_digest,
 };
 use crate::artifact::{MACHINE, PROVENANCE};
-use crate::calib::{NGRAMS, fold_and_solve};
+use crate::calib::{NGRAMS, Slice, fold_and_solve};
 use crate::digest::{Digest, canonical_json};
 use crate::encode::EncodeError;
 use crate::failure::{Exit, Failure, Outcome};
@@ -56,6 +56,8 @@ pub struct Options<'a> {
     pub found: &'a dyn Keep,
     /// What the same command did before.
     pub before: Before,
+    /// Where the calibration ends, and the build with it: finished work stays for a resume.
+    pub slice: Option<&'a Slice>,
 }
 
 /// What a command did before it began to build.
@@ -303,7 +305,7 @@ fn make_fold(plan: &Arc<Plan>, options: &Options<'_>, staging: &Staging) -> Resu
     let watch = Watch { stop: options.stop, tell: &tell, keep: &Both(staging, &found) };
     // What is refused would be refused again.
     let keep = |failure: &dyn Failure| matches!(failure.exit(), Exit::Interrupted | Exit::Machine);
-    fold_and_solve(plan, watch).map_err(|failure| Ending { keep: keep(&*failure), failure })
+    fold_and_solve(plan, options.slice, watch).map_err(|failure| Ending { keep: keep(&*failure), failure })
 }
 
 /// A failure, and whether the staging folder stays for a resume.
@@ -345,12 +347,9 @@ fn source_stats(plan: &Plan) -> Vec<SourceStat> {
 
 /// Refuses before hours are spent; files that an unfinished build has claimed are counted as there.
 fn check_space(plan: &Plan, staging: &Staging) -> Result<(), BuildError> {
-    let claimed: u64 = plan
-        .files
-        .iter()
-        .filter_map(|file| std::fs::metadata(staging.artifact().join(&file.name)).ok())
-        .map(|meta| allocated(&meta))
-        .sum();
+    let weights = plan.files.iter();
+    let weights = weights.filter_map(|file| std::fs::metadata(staging.artifact().join(&file.name)).ok());
+    let claimed: u64 = weights.chain(staging.found()).map(|meta| allocated(&meta)).sum();
     let needed = Bytes(plan.disk().0.saturating_sub(claimed));
     let path = staging.artifact();
     let free = free_space(&path).map_err(|e| BuildError::io("ask the free space of", &path, e))?;

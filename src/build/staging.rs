@@ -223,6 +223,12 @@ impl Staging {
         is_same_file(&self.lock, &self.root.join("lock"))
     }
 
+    /// Files of what was looked for: codes, rows, rotations.
+    pub fn found(&self) -> Vec<std::fs::Metadata> {
+        let entries = std::fs::read_dir(self.root.join(FOUND)).into_iter().flatten();
+        entries.filter_map(|entry| entry.ok()?.metadata().ok()).filter(|meta| meta.is_file()).collect()
+    }
+
     /// Makes the artifact durable and visible in one step, replacing an earlier artifact of ours.
     ///
     /// # Errors

@@ -21,7 +21,7 @@ mod text;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -37,8 +37,8 @@ use crate::backend::Precision;
 use crate::backend::cpu::Cpu;
 use crate::digest::Digest;
 use crate::failure::{Exit, Failure, Outcome};
-use crate::fold::{Folded, Planned, Watch, fold};
-use crate::plan::{CalibratedFrom, CalibrationPlan, Module, Note, NoteKind, Plan};
+use crate::fold::{FoldError, Folded, Planned, Watch, fold};
+use crate::plan::{CalibratedFrom, CalibrationPlan, LayerTime, Module, Note, NoteKind, Plan};
 use crate::quant::weighs;
 use crate::recipe::Activations;
 use crate::runtime::{Residual, Stream, Weights};
@@ -119,14 +119,42 @@ const ROWS: &str = "rows-kept";
 /// Rows of the head's input that are summed at a time.
 const HEAD_ROWS: usize = 512;
 
+/// A calibration that ends after its first layers, and what each of them took.
+#[derive(Debug)]
+pub struct Slice {
+    layers: usize,
+    ended: Mutex<Option<Vec<LayerTime>>>,
+}
+
+impl Slice {
+    /// Ends after so many layers.
+    pub fn new(layers: usize) -> Self {
+        Self { layers, ended: Mutex::default() }
+    }
+
+    fn end(&self, times: Vec<LayerTime>) -> FoldError {
+        *self.ended.lock().expect("a time is only stored") = Some(times);
+        FoldError::Interrupted
+    }
+
+    /// Layers that codes were looked for in, if it has come to its end: those that an earlier build had finished are not
+    /// among them.
+    pub fn ended(&self) -> Option<Vec<LayerTime>> {
+        self.ended.lock().expect("a time is only stored").clone()
+    }
+}
+
 /// Makes the plan's changes of basis, as [`fold`] does, and finds the codes of modules whose encoder weighs errors.
 ///
 /// # Errors
-/// Those of [`fold`]; [`CalibError`]; those of the runtime and of the module's weights.
-pub fn fold_and_solve(plan: &Arc<Plan>, watch: Watch<'_>) -> Outcome<Folded> {
+/// Those of [`fold`]; [`CalibError`]; those of the runtime and of the module's weights. [`FoldError::Interrupted`] at the
+/// end of a `slice`, with everything kept for a build that goes on.
+pub fn fold_and_solve(plan: &Arc<Plan>, slice: Option<&Slice>, watch: Watch<'_>) -> Outcome<Folded> {
     let mut folded = fold(plan, watch)?;
     if let Some(calibration) = &plan.calibration {
-        let (record, notes) = Calibration::new(plan, calibration, &mut folded, watch).run()?;
+        let mut calibration = Calibration::new(plan, calibration, &mut folded, watch);
+        calibration.slice = slice;
+        let (record, notes) = calibration.run()?;
         folded.calibration = Some(record);
         folded.notes.extend(notes);
     }
@@ -144,6 +172,8 @@ struct Calibration<'a> {
     records: BTreeMap<usize, WeighedRecord>,
     /// Second moments are written here, and no codes looked for.
     export: Option<Export<'a>>,
+    /// Where to end.
+    slice: Option<&'a Slice>,
 }
 
 /// Second moments on their way into files.
@@ -173,7 +203,7 @@ struct RowsNote {
 impl<'a> Calibration<'a> {
     fn new(plan: &'a Arc<Plan>, from: &'a CalibrationPlan, folded: &'a mut Folded, watch: Watch<'a>) -> Self {
         let cpu = Cpu::new(plan.isa, plan.threads, Precision::Exact);
-        Self { plan, from, folded, watch, cpu, records: BTreeMap::new(), export: None }
+        Self { plan, from, folded, watch, cpu, records: BTreeMap::new(), export: None, slice: None }
     }
 
     fn run(mut self) -> Outcome<(CalibrationRecord, Vec<Note>)> {
@@ -332,8 +362,10 @@ impl<'a> Calibration<'a> {
         }
         self.recall_moments(weights.decoder.layers.len());
         // Where everything was kept, no row is needed.
-        if !self.open("").is_empty() {
-            self.through_layers(&weights, &rows)?;
+        match (self.open("").is_empty(), self.slice) {
+            (false, _) => self.through_layers(&weights, &rows)?,
+            (true, Some(slice)) => return Err(slice.end(Vec::new()).into()),
+            (true, None) => {}
         }
         Ok(record)
     }
@@ -350,8 +382,13 @@ impl<'a> Calibration<'a> {
             None => self.embedded(weights, rows, values, sequential)?,
         };
         let mut kept = Instant::now();
+        let mut times = Vec::new();
         while stream.layer() < layers {
             let layer = stream.layer();
+            if let Some(slice) = self.slice.filter(|slice| layer >= slice.layers) {
+                self.keep_rows(&stream)?;
+                return Err(slice.end(times).into());
+            }
             (self.watch.tell)(&format!("calibrating layer {} of {layers}", layer + 1));
             self.watch.check()?;
             let before = match sequential {
@@ -366,13 +403,22 @@ impl<'a> Calibration<'a> {
             let widths = open.iter().map(|(_, m)| (m.output.module.clone(), m.work.row_elements)).collect();
             let cpu = self.cpu.clone();
             let mut collector = Collector::new(&cpu, &widths);
+            let begun = Instant::now();
             stream.step(&mut collector)?;
-            self.take(&layer_name(layer), &open, &collector.finish()?)?;
+            let inputs = collector.finish()?;
+            let passed = begun.elapsed();
+            self.take(&layer_name(layer), &open, &inputs)?;
+            let search_s = (begun.elapsed() - passed).as_secs_f64();
+            let begun = Instant::now();
             if let Some(before) = before {
                 let stored = self.stored()?;
                 let mut again = Stream::after(&stored, self.cpu.clone(), &rows.rows, layer, before);
                 again.step(&mut ())?;
                 stream.resume(layer + 1, again.into_residual());
+            }
+            if !open.is_empty() {
+                let pass_s = (passed + begun.elapsed()).as_secs_f64();
+                times.push(LayerTime { layer: Some(layer), pass_s, search_s });
             }
             if kept.elapsed() >= self.plan.rows.keep_every {
                 self.keep_rows(&stream)?;

@@ -428,7 +428,7 @@ fn check_rebuild(
     plan.compared = record.compared.clone();
     let plan = Arc::new(plan);
     let found = Found::new();
-    let folded = fold_and_solve(&plan, Watch { stop, tell: &|_| {}, keep: &found.0 })?;
+    let folded = fold_and_solve(&plan, None, Watch { stop, tell: &|_| {}, keep: &found.0 })?;
     if folded.calibration != record.calibration {
         verdict.problem(PROVENANCE, "has a `calibration` that the recipe and its text do not give");
     }

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use clap::Args;
 use serde_json::json;
 
 use super::plan::seconds;
+use super::print::Table;
 use super::progress::Bar;
 use super::{CliError, Common, Machine, RecipeArgs, fetch, print};
 use crate::artifact::provenance::{
@@ -17,12 +19,15 @@ use crate::artifact::provenance::{
 use crate::build::{
     Before, Built, Options, Progress as _, Unfinished, build, check_target, measuring_path, staging_path,
 };
+use crate::calib::Slice;
 use crate::control::compare;
 use crate::digest::{Digest, canonical_json};
 use crate::failure::{Exit, Outcome};
 use crate::fold::{Asked, Keep, KeepFolder, Watch};
 use crate::measure::measure;
-use crate::plan::{Limits, Note, NoteKind, Plan, SourceFolder, plan};
+use crate::plan::{CalibratedFrom, LayerTime, Limits, Note, NoteKind, Plan, SourceFolder, extrapolate, plan};
+use crate::process::{PeakMemory, watching};
+use crate::quant::weighs;
 use crate::recipe::{Control, Lock, Recipe, RotationKind, differences_text};
 use crate::units::Bytes;
 
@@ -42,6 +47,9 @@ pub struct BuildArgs {
     /// Throw an unfinished build away.
     #[arg(long)]
     restart: bool,
+    /// Weigh errors in the first N layers only, say how long the whole build would take, and stop: `--resume` goes on.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), conflicts_with_all = ["locked", "write_lock"])]
+    only_layers: Option<u16>,
     /// Make an error of every note: casts, repairs, missing and unread files, absent parts.
     #[arg(long)]
     strict: bool,
@@ -80,6 +88,7 @@ impl BuildArgs {
         let (output, stop, bar) = (&self.output, &*stop, &bar);
         let mut ahead = Ahead { output, unfinished, stop, bar, before, kept: None, went_on: false };
         let plan = ahead.decide(recipe, source, limits)?;
+        let slice = self.only_layers.map(|layers| slice(&plan, layers.into())).transpose()?;
         let plan = ahead.compared(plan)?;
         let Ahead { before, kept, went_on, .. } = ahead;
         let target = self.output.clone().unwrap_or_else(|| plan.default_output());
@@ -117,8 +126,14 @@ impl BuildArgs {
             progress: bar,
             found: kept.as_ref().map_or(&(), |kept| kept as &dyn Keep),
             before,
+            slice: slice.as_ref(),
         };
-        let finished = build(&plan, &options)?;
+        let (finished, peak) = watching(|| build(&plan, &options));
+        if let Some(times) = slice.as_ref().and_then(Slice::ended) {
+            self.report_slice(&plan, &target, &times, before.peak.max(peak), before.began)?;
+            return Ok(Exit::Done);
+        }
+        let finished = finished?;
         tell("warning", finished.built.notes.iter().filter(|note| !plan.notes.contains(note)));
         let found = Lock {
             tool: tool.clone(),
@@ -144,6 +159,54 @@ impl BuildArgs {
             print::say(&format!("wrote {}", lock_path.display()));
         }
         Ok(Exit::Done)
+    }
+
+    /// What the first layers took, and what the whole build should.
+    fn report_slice(
+        &self,
+        plan: &Plan,
+        target: &Path,
+        times: &[LayerTime],
+        peak: PeakMemory,
+        began: Instant,
+    ) -> Outcome<()> {
+        let (staging, whole) = (staging_path(target)?, extrapolate(plan, times));
+        let layers = layers(plan);
+        if self.common.json {
+            print::json(&json!({
+                "path": target, "staging": staging, "layers": layers, "measured": times, "whole": whole,
+                "elapsed_s": began.elapsed().as_secs_f64(), "threads": plan.threads, "isa": plan.isa.to_string(),
+                "peak_resident_bytes": peak.resident, "peak_anonymous_bytes": peak.anonymous,
+            }))?;
+            return Ok(());
+        }
+        print::say(&format!(
+            "stopped after {} in {}, peak memory {} ({} anonymous); `--resume` goes on",
+            match times.len() {
+                0 => "layers that were done before".to_owned(),
+                found => format!("{found} of {layers} layers"),
+            },
+            seconds(began.elapsed().as_secs_f64()),
+            peak.resident,
+            peak.anonymous
+        ));
+        let mut table = Table::new(&[("layer", true), ("pass", true), ("search", true)]);
+        for time in times {
+            let number = time.layer.map_or("-".to_owned(), |layer| layer.to_string());
+            table.row([number, seconds(time.pass_s), seconds(time.search_s)]);
+        }
+        let mut text = table.render();
+        if let Some(whole) = whole {
+            let (all, of_estimate) = (seconds(whole.total_s), whole.of_estimate);
+            text = format!(
+                "{text}\nwhole build  {all}: passes {}, searches {}, the rest {}\n             ({of_estimate:.2} x the plan's own estimate in the layers measured)\n",
+                seconds(whole.pass_s),
+                seconds(whole.search_s),
+                seconds(whole.rest_s),
+            );
+        }
+        print::text(&text)?;
+        Ok(())
     }
 
     fn report(&self, plan: &Plan, built: &Built) -> Outcome<()> {
@@ -196,6 +259,29 @@ impl BuildArgs {
         ))?;
         Ok(())
     }
+}
+
+/// Decoder layers of the text model.
+fn layers(plan: &Plan) -> usize {
+    plan.arch.decoder(&plan.config, &plan.model).map_or(0, |decoder| decoder.layers.len())
+}
+
+/// A calibration of the first layers.
+///
+/// # Errors
+/// [`CliError::NoLayers`].
+fn slice(plan: &Plan, only: usize) -> Result<Slice, CliError> {
+    let from = plan.calibration.as_ref().map(|calibration| calibration.from);
+    let weighs = plan.modules.iter().any(|module| weighs(module.assignment.encoder));
+    let needed = match from.filter(|_| weighs) {
+        Some(CalibratedFrom::Text) if only < layers(plan) => return Ok(Slice::new(only)),
+        Some(CalibratedFrom::Text) => {
+            format!("the model has {} layers, and a slice is fewer", layers(plan))
+        }
+        Some(CalibratedFrom::Hessians) => "second moments of a file take no way through layers".to_owned(),
+        None => "the recipe weighs no errors, so it has no layers to end after".to_owned(),
+    };
+    Err(CliError::NoLayers { needed })
 }
 
 /// The digest of the tokens that bases were measured on; with a calibration or a budget, of that and their files' digests.

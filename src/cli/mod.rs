@@ -10,6 +10,7 @@ mod doctor;
 mod eval;
 mod fetch;
 mod generate;
+mod import;
 mod model;
 mod plan;
 mod print;
@@ -46,6 +47,7 @@ enum Command {
     Verify(check::VerifyArgs),
     Diff(check::DiffArgs),
     Repack(repack::RepackArgs),
+    Import(import::ImportArgs),
     Generate(Box<generate::GenerateArgs>),
     Chat(Box<generate::ChatArgs>),
     Eval(eval::EvalArgs),
@@ -95,13 +97,14 @@ struct Cores {
 impl Cores {
     /// With the default budget.
     fn limits(&self) -> Limits {
-        let all = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Limits {
-            memory: None,
-            threads: self.threads.map_or(all, usize::from),
-            isa: self.isa.unwrap_or_else(Isa::best),
-        }
+        Limits { memory: None, threads: threads(self.threads), isa: self.isa.unwrap_or_else(Isa::best) }
     }
+}
+
+/// Threads that were asked for, or as many as the machine has.
+fn threads(asked: Option<u16>) -> usize {
+    let all = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    asked.map_or_else(all, usize::from)
 }
 
 /// A recipe and where its weights come from.
@@ -148,6 +151,7 @@ impl Cli {
             Command::Verify(args) => args.run(),
             Command::Diff(args) => args.run(),
             Command::Repack(args) => args.run(),
+            Command::Import(args) => args.run(),
             Command::Doctor(args) => args.run(),
             Command::Generate(args) => args.run(),
             Command::Chat(args) => args.run(),
@@ -187,12 +191,15 @@ enum CliError {
     Lost,
     #[error("`{path}` does not exist, so there is nothing to compare the build with")]
     NoLock { path: PathBuf },
+    #[error("`--only-layers` is not possible: {needed}")]
+    NoLayers { needed: String },
 }
 
 impl Failure for CliError {
     fn exit(&self) -> Exit {
         match self {
             CliError::NoLock { .. }
+            | CliError::NoLayers { .. }
             | CliError::Exists { .. }
             | CliError::LockIsRecipe { .. }
             | CliError::NoSuchCodec { .. }
@@ -218,6 +225,7 @@ impl Failure for CliError {
                     .to_owned(),
             ),
             CliError::Exists { .. } => Some("name another folder, or remove this one".to_owned()),
+            CliError::NoLayers { .. } => Some("leave it out, or name fewer layers".to_owned()),
             CliError::NoLock { .. } => Some("write it with `tqc build RECIPE --write-lock`".to_owned()),
             _ => None,
         }

@@ -46,7 +46,7 @@ pub fn compare(plan: &Arc<Plan>, watch: Watch<'_>) -> Outcome<Option<ComparedRec
     let (mut arms, mut seen) = (Vec::new(), None);
     for (what, plan) in [("what was chosen", plan.clone()), ("an even choice", Arc::new(even))] {
         let keep = OfPlan::new(watch.keep, &plan, ());
-        let folded = fold_and_solve(&plan, Watch { keep: &keep, ..watch })?;
+        let folded = fold_and_solve(&plan, None, Watch { keep: &keep, ..watch })?;
         // Both calibrate on the same rows.
         seen = folded.ngrams;
         let weights = Planned::open(&plan, &Arc::new(folded.prepared))?;

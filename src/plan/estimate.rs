@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::calibration::input_sums;
-use super::{CalibratedFrom, Plan, STRIP_ELEMENTS, compares, layer_of};
+use super::{CalibratedFrom, Module, Plan, STRIP_ELEMENTS, compares, layer_of};
 use crate::arch::Role;
 use crate::arch::decoder::{MixerKind, MlpConfig};
 use crate::codec::{self, CodecSpec, Matrix};
@@ -83,7 +83,16 @@ pub fn estimate(plan: &Plan) -> Estimate {
 /// It is taken that rows are as long as they may be, and that the first damping holds. Changes of basis, which are made
 /// again for each layer, are not counted, nor is what a search does inside panels of columns: that is measured.
 pub fn calibration_operations(plan: &Plan) -> f64 {
-    let Some(from) = &plan.calibration else { return 0.0 };
+    operations_by_layer(plan).values().map(|[pass, search]| pass + search).sum()
+}
+
+/// Number of a decoder layer; none after the last.
+type Layer = Option<usize>;
+
+/// [`calibration_operations`] by layer: of the pass with the sums, and of the searches with their factors.
+fn operations_by_layer(plan: &Plan) -> BTreeMap<Layer, [f64; 2]> {
+    let mut layers: BTreeMap<Layer, [f64; 2]> = BTreeMap::new();
+    let Some(from) = &plan.calibration else { return layers };
     let wanted = &plan.recipe.calibration;
     let context = f64::from(wanted.context);
     let tokens = match from.from {
@@ -92,20 +101,96 @@ pub fn calibration_operations(plan: &Plan) -> f64 {
     };
     let passes = if wanted.activations == Activations::Sequential { 2.0 } else { 1.0 };
     let chosen = chosen_experts(plan);
-    let sums = input_sums(&plan.modules).into_iter().map(|sum| {
+    for (layer, each) in operations_per_token(plan, context) {
+        layers.entry(layer).or_default()[0] += passes * tokens * each;
+    }
+    for sum in input_sums(&plan.modules) {
         let seen = if sum.experts { tokens * chosen } else { tokens };
-        seen * (sum.channels as f64).powi(2)
-    });
-    let weighed = plan.modules.iter().filter(|module| weighs(module.assignment.encoder));
-    let searches = weighed.map(|module| {
+        layers.entry(number(sum.layer)).or_default()[0] += seen * (sum.channels as f64).powi(2);
+    }
+    for module in plan.modules.iter().filter(|module| weighs(module.assignment.encoder)) {
         let columns = module.work.row_elements as f64;
         let matrices = if module.output.role == Role::Experts { module.output.shape.0[0] } else { 1 };
         let each = search_operations(plan, module.assignment.encoder);
         let factors = 1.0 + refits(plan, module.assignment.encoder);
-        factors * matrices as f64 * columns.powi(3) / 3.0 + each * module.weights() as f64 * columns
+        let factors = factors * matrices as f64 * columns.powi(3) / 3.0;
+        let search = factors + each * module.weights() as f64 * columns;
+        layers.entry(of_module(module)).or_default()[1] += search;
+    }
+    layers
+}
+
+/// The number at the end of a layer's path.
+fn number(layer: &str) -> Layer {
+    layer.rsplit_once('.')?.1.parse().ok()
+}
+
+fn of_module(module: &Module) -> Layer {
+    layer_of(&module.output.module).and_then(number)
+}
+
+/// What one layer of a calibration took, or should take: wall time, seconds.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct LayerTime {
+    /// Its number; none for what comes after the last layer.
+    pub layer: Option<usize>,
+    /// The rows' way through it, with second moments.
+    pub pass_s: f64,
+    /// The search for its codes.
+    pub search_s: f64,
+}
+
+/// Every layer of a calibration as [`estimate`] has it, one thread's work divided by the threads.
+fn times_by_layer(plan: &Plan) -> Vec<LayerTime> {
+    let products = operations_per_second(plan.isa);
+    let mut inside: BTreeMap<Layer, f64> = BTreeMap::new();
+    let mut rates: BTreeMap<(CodecSpec, &'static str), f64> = BTreeMap::new();
+    for module in plan.modules.iter().filter(|module| weighs(module.assignment.encoder)) {
+        let (codec, encoder) = (module.assignment.codec, module.assignment.encoder);
+        let each = rates
+            .entry((codec, encoder))
+            .or_insert_with(|| seconds_inside_panels(codec, encoder, plan, products));
+        *inside.entry(of_module(module)).or_default() += module.weights() as f64 * *each;
+    }
+    let threads = plan.threads as f64;
+    let layers = operations_by_layer(plan).into_iter().map(|(layer, [pass, search])| LayerTime {
+        layer,
+        pass_s: pass / products / threads,
+        search_s: (search / products + inside.get(&layer).unwrap_or(&0.0)) / threads,
     });
-    let layers = passes * tokens * operations_per_token(plan, context);
-    layers + sums.sum::<f64>() + searches.sum::<f64>()
+    layers.collect()
+}
+
+/// How long a build takes whose first layers were measured.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct Extrapolated {
+    /// Ways through all layers: estimated, times what the measured ones took of their estimates.
+    pub pass_s: f64,
+    /// Searches in all layers and after them, in the same way.
+    pub search_s: f64,
+    /// Everything else, as estimated.
+    pub rest_s: f64,
+    /// The sum.
+    pub total_s: f64,
+    /// What the measured layers took of their estimates.
+    pub of_estimate: f64,
+}
+
+/// What the whole build should take, since these layers of its calibration took so long; none if none did.
+pub fn extrapolate(plan: &Plan, measured: &[LayerTime]) -> Option<Extrapolated> {
+    let layers = times_by_layer(plan);
+    let scaled = |part: fn(&LayerTime) -> f64| {
+        let these = layers.iter().filter(|time| measured.iter().any(|found| found.layer == time.layer));
+        let (estimated, found): (f64, f64) = (these.map(part).sum(), measured.iter().map(part).sum());
+        let all: f64 = layers.iter().map(part).sum();
+        (estimated > 0.0).then(|| (all * found / estimated, estimated, found))
+    };
+    let (pass_s, pass_estimated, pass_found) = scaled(|time| time.pass_s)?;
+    let (search_s, search_estimated, search_found) = scaled(|time| time.search_s)?;
+    let Estimate { encode_s, digest_s, compare_s, .. } = estimate(plan);
+    let rest_s = (encode_s + digest_s + compare_s) / plan.threads as f64;
+    let of_estimate = (pass_found + search_found) / (pass_estimated + search_estimated);
+    Some(Extrapolated { pass_s, search_s, rest_s, total_s: pass_s + search_s + rest_s, of_estimate })
 }
 
 /// Seconds of one thread that searches spend inside panels of columns.
@@ -134,25 +219,29 @@ fn refits(plan: &Plan, encoder: &str) -> f64 {
     }
 }
 
-/// Of all layers, for a token of a row of `context`.
-fn operations_per_token(plan: &Plan, context: f64) -> f64 {
-    let layers = plan.modules.iter().filter(|m| m.computes && layer_of(&m.output.module).is_some());
+/// Of each layer, for a token of a row of `context`.
+fn operations_per_token(plan: &Plan, context: f64) -> BTreeMap<Layer, f64> {
+    let mut layers: BTreeMap<Layer, f64> = BTreeMap::new();
     let chosen = chosen_experts(plan);
-    let weights = layers.map(|module| match module.output.role {
-        Role::Experts => module.weights() as f64 * chosen / module.output.shape.0[0] as f64,
-        _ => module.weights() as f64,
-    });
-    let products = 2.0 * weights.sum::<f64>();
-    let Ok(decoder) = plan.arch.decoder(&plan.config, &plan.model) else { return products };
-    let mixers = decoder.layers.iter().map(|kind| match (kind, &decoder.delta_net) {
-        (MixerKind::Attention { window }, _) => {
-            let seen = window.map_or(context, |window| context.min(2.0 * window as f64));
-            2.0 * seen * (decoder.attention.q_heads * decoder.attention.head_dim) as f64
-        }
-        (MixerKind::DeltaNet, Some(net)) => 8.0 * (net.value_heads * net.key_dim * net.value_dim) as f64,
-        (MixerKind::DeltaNet, None) => 0.0,
-    });
-    products + mixers.sum::<f64>()
+    for module in plan.modules.iter().filter(|m| m.computes && layer_of(&m.output.module).is_some()) {
+        let weights = match module.output.role {
+            Role::Experts => module.weights() as f64 * chosen / module.output.shape.0[0] as f64,
+            _ => module.weights() as f64,
+        };
+        *layers.entry(of_module(module)).or_default() += 2.0 * weights;
+    }
+    let Ok(decoder) = plan.arch.decoder(&plan.config, &plan.model) else { return layers };
+    for (layer, kind) in decoder.layers.iter().enumerate() {
+        *layers.entry(Some(layer)).or_default() += match (kind, &decoder.delta_net) {
+            (MixerKind::Attention { window }, _) => {
+                let seen = window.map_or(context, |window| context.min(2.0 * window as f64));
+                2.0 * seen * (decoder.attention.q_heads * decoder.attention.head_dim) as f64
+            }
+            (MixerKind::DeltaNet, Some(net)) => 8.0 * (net.value_heads * net.key_dim * net.value_dim) as f64,
+            (MixerKind::DeltaNet, None) => 0.0,
+        };
+    }
+    layers
 }
 
 /// Experts that a token goes to.
@@ -171,7 +260,8 @@ fn compare_seconds(plan: &Plan, encode_s: f64, calibrate_s: f64, products: f64) 
     }
     let tokens = COMPARED_TOKENS + COMPARED_PROMPTS * PROMPT_TOKENS;
     let positions = COMPARED_TOKENS + COMPARED_PROMPTS;
-    let layers = tokens as f64 * operations_per_token(plan, PROMPT_TOKENS as f64);
+    let each: f64 = operations_per_token(plan, PROMPT_TOKENS as f64).values().sum();
+    let layers = tokens as f64 * each;
     let vocab = plan.arch.decoder(&plan.config, &plan.model).map_or(0, |decoder| decoder.vocab);
     let head = 2.0 * positions as f64 * plan.model.hidden as f64 * vocab as f64;
     // The source's logits are made anew beside those of each arm.

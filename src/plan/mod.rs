@@ -17,10 +17,13 @@ use budget::{Bits, Given, allocate};
 
 pub use budget::{BUDGET, CONTROL, RecordedBits};
 pub use calibration::{BUILT_IN, CalibrationPlan, From as CalibratedFrom, RowsPlace};
-pub use estimate::{COMPARED_TOKENS, Estimate, calibration_operations, estimate};
+pub use estimate::{
+    COMPARED_TOKENS, Estimate, Extrapolated, LayerTime, calibration_operations, estimate, extrapolate,
+};
 pub use fold::{Channels, FoldPlan, RotationPlan, Step, What, impossible};
 pub use memory::{layer_of, search_samples};
 pub use module::{Module, STRIP_ELEMENTS};
+pub(crate) use side::copied;
 pub use side::{CopiedFile, SideFile};
 
 use crate::alloc::import::ImportError;
@@ -369,7 +372,7 @@ fn plan_with(
     if let Some(fold) = &fold {
         notes.extend(fold.notes(&recipe, &model));
     }
-    let copied = side::copied(&source.dir, &mut notes)?;
+    let copied = copied(&source.dir, &mut notes)?;
     if recipe.transform.rotation.kind == RotationKind::Measure {
         check_measurable(&recipe, &copied)?;
     }

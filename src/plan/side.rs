@@ -61,7 +61,7 @@ const COPIED: &[(&str, bool)] = &[
 ];
 
 /// Finds and digests the files that are copied.
-pub(super) fn copied(dir: &Path, notes: &mut Vec<Note>) -> Outcome<Vec<CopiedFile>> {
+pub(crate) fn copied(dir: &Path, notes: &mut Vec<Note>) -> Outcome<Vec<CopiedFile>> {
     let links = Links::of_folder(dir);
     let mut files = Vec::new();
     for (name, tokenizer) in COPIED {

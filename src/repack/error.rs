@@ -21,7 +21,7 @@ pub enum RepackError {
     NoName { path: PathBuf },
     #[error("`{path}` is being written by another process")]
     InUse { path: PathBuf },
-    #[error("`{path}` is where the folder would grow, but it holds what no `tqc repack` put there")]
+    #[error("`{path}` is where the folder would grow, but it holds what `tqc` did not put there")]
     NotOurs { path: PathBuf },
     #[error("`{file}`: `{tensor}` is {found}, but {codec} needs {needed}")]
     Plane { file: PathBuf, tensor: String, found: String, codec: CodecSpec, needed: String },

@@ -22,6 +22,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 pub use error::RepackError;
+pub(crate) use place::{Growing, check};
 pub use record::{REPACKED, Repacked, RepackedModule};
 pub use write::Options;
 
@@ -137,6 +138,9 @@ struct Packed {
     planes: Vec<TensorEntry>,
 }
 
+/// What the name of the folder that grows ends with.
+const WORK: &str = ".repacking";
+
 /// What may follow a packed module's path.
 const PLANES: [&str; 4] = ["weight", "scales", "biases", "scales2"];
 
@@ -149,7 +153,7 @@ impl Plan {
     /// [`RepackError::Exists`] and the like; a folder that is no artifact, or whose files are damaged; tensors that do
     /// not fit the config; [`RepackError::Nothing`].
     pub fn new(dir: &Path, target: Target, all: bool, new: &Path) -> Outcome<Self> {
-        place::check(new)?;
+        place::check(new, WORK)?;
         let artifact = Artifact::open(dir)?;
         artifact.check_files()?;
         let (main, _) = Config::read_packed(dir)?;

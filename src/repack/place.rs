@@ -1,4 +1,4 @@
-//! The folder that a repacked one grows in, beside its place.
+//! The folder that a repacked or imported one grows in, beside its place.
 //!
 //! ```text
 //! artifacts/.demo.repacking/   lock   held while it is written
@@ -16,9 +16,10 @@ use crate::process::lock;
 
 /// A locked folder beside the target.
 #[derive(Debug)]
-pub(super) struct Growing {
+pub(crate) struct Growing {
     root: PathBuf,
     target: PathBuf,
+    work: &'static str,
     unmade: Unmade,
     // Held for its lock.
     _lock: File,
@@ -26,13 +27,15 @@ pub(super) struct Growing {
 
 /// Refuses a target that is there, or whose place is somebody's, without touching anything.
 ///
+/// `work` is what the hidden folder's name ends with.
+///
 /// # Errors
 /// [`RepackError::Exists`], [`RepackError::NoName`], [`RepackError::NotOurs`].
-pub(super) fn check(target: &Path) -> Result<(), RepackError> {
+pub(crate) fn check(target: &Path, work: &str) -> Result<(), RepackError> {
     if target.symlink_metadata().is_ok() {
         return Err(RepackError::Exists { path: target.to_owned() });
     }
-    let root = hidden(target, ".repacking")?;
+    let root = hidden(target, work)?;
     let Ok(meta) = root.symlink_metadata() else { return Ok(()) };
     let foreign = || RepackError::NotOurs { path: root.clone() };
     if !meta.is_dir() {
@@ -52,14 +55,14 @@ impl Growing {
     ///
     /// # Errors
     /// Those of [`check`]; [`RepackError::InUse`].
-    pub fn take(target: &Path) -> Result<Self, RepackError> {
-        check(target)?;
-        let root = hidden(target, ".repacking")?;
+    pub fn take(target: &Path, work: &'static str) -> Result<Self, RepackError> {
+        check(target, work)?;
+        let root = hidden(target, work)?;
         let unmade = first_unmade(target);
         let path = root.join("lock");
         let held = lock(&path).map_err(|(what, error)| RepackError::io(what, &path)(error))?;
         let held = held.ok_or_else(|| RepackError::InUse { path: target.to_owned() })?;
-        let growing = Self { root, target: target.to_owned(), unmade, _lock: held };
+        let growing = Self { root, target: target.to_owned(), work, unmade, _lock: held };
         remove_dir(&growing.out())?;
         std::fs::create_dir(growing.out()).map_err(RepackError::io("create", &growing.out()))?;
         Ok(growing)
@@ -77,7 +80,7 @@ impl Growing {
     pub fn publish(self) -> Result<(), RepackError> {
         let out = self.out();
         sync_tree(&out)?;
-        check(&self.target)?;
+        check(&self.target, self.work)?;
         std::fs::rename(&out, &self.target).map_err(RepackError::io("rename", &out))?;
         let above = self.target.parent().filter(|path| !path.as_os_str().is_empty());
         let above = above.unwrap_or(Path::new("."));

@@ -8,9 +8,8 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use super::place::Growing;
 use super::record::{SourceArtifact, VERSION};
-use super::{Change, Item, Plan, REPACKED, RepackError, Repacked, RepackedModule};
+use super::{Change, Growing, Item, Plan, REPACKED, RepackError, Repacked, RepackedModule, WORK};
 use crate::artifact::card::repacked_card;
 use crate::artifact::open::file_digest;
 use crate::artifact::{MACHINE, PROVENANCE};
@@ -79,7 +78,7 @@ impl Plan {
     /// # Errors
     /// [`RepackError`], or the checkpoint's if a file changed meanwhile. Nothing is left behind then.
     pub fn write(&self, options: &Options<'_>) -> Outcome<(Repacked, Digest)> {
-        let growing = Growing::take(options.target)?;
+        let growing = Growing::take(options.target, WORK)?;
         let out = growing.out();
         let (needed, free) =
             (self.bytes(), free_space(&out).map_err(RepackError::io("ask the space of", &out))?);

@@ -444,6 +444,7 @@ fn a_fold_that_a_comparison_found_exact_is_not_held_against_the_source_again() {
             progress: &told,
             found: keep,
             before: Before::nothing(),
+            slice: None,
         };
         let finished = build(&plan, &options).unwrap_or_else(|error| panic!("{error}"));
         (finished.publish().unwrap().digest, times(&told))

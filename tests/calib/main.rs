@@ -5,6 +5,7 @@ mod common;
 mod planned;
 mod refusals;
 mod same_bytes;
+mod slice;
 mod sums;
 mod trellis;
 

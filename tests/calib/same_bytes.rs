@@ -124,8 +124,16 @@ fn run(plan: &Arc<Plan>, target: &Path, words: &str, unfinished: Unfinished) -> 
     let folder = staging_path(target).unwrap();
     let progress = Until { words, stop: &stop, folder, seen: Mutex::default() };
     let before = Before::nothing();
-    let options =
-        Options { target, unfinished, strict: false, stop: &stop, progress: &progress, found: &(), before };
+    let options = Options {
+        target,
+        unfinished,
+        strict: false,
+        stop: &stop,
+        progress: &progress,
+        found: &(),
+        before,
+        slice: None,
+    };
     let ended = build(plan, &options).map(|finished| finished.publish().unwrap().digest);
     (ended.map_err(|error| error.exit()), progress.seen.into_inner().unwrap())
 }

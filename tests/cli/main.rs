@@ -7,6 +7,7 @@ mod bad_requests;
 mod bad_sources;
 mod generate;
 mod hostile;
+mod import;
 mod repack;
 mod sizes;
 mod verdicts;

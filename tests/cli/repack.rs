@@ -406,7 +406,7 @@ fn wrong_requests_and_bad_artifacts_are_refused_with_nothing_written() {
     made.refused("file", &[], 2, &["exists already"]);
     fs::create_dir(made.path(".out.repacking")).unwrap();
     fs::write(made.path(".out.repacking/chapter.txt"), "words").unwrap();
-    made.refused("out", &[], 2, &[".out.repacking", "holds what no `tqc repack` put there"]);
+    made.refused("out", &[], 2, &[".out.repacking", "holds what `tqc` did not put there"]);
     for (folder, code, words) in
         [("absent", 2, "there is no folder"), ("file", 2, "there is no folder"), (".", 3, "not an artifact")]
     {

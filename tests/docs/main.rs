@@ -137,6 +137,13 @@ fn every_key_of_every_json_is_described_and_no_other() {
     both("plan", &mut wrong, [&plain, &["plan", changing, "--source", CHANGED, "--json"]]);
     let plain = ["build", RECIPE, "--source", SOURCE, "-o", at, "--json"];
     both("build", &mut wrong, [&plain, &["build", changing, "--source", CHANGED, "-o", changed, "--json"]]);
+    let sliced = folder.path().join("sliced");
+    let (recipe, out) = (folder.path().join("sliced.toml"), sliced.to_str().unwrap());
+    fs::write(&recipe, CHANGING.split("[transform]").next().unwrap()).unwrap();
+    let slice =
+        ["build", recipe.to_str().unwrap(), "--source", CHANGED, "-o", out, "--only-layers", "1", "--json"];
+    let heading = "### `tqc build --only-layers --json`\n";
+    compare(&[json(0, &slice)], section(&cli, heading), heading, &mut wrong);
     let mut check = |command: &str, exit: i32, arguments: &[&str]| {
         let heading = format!("### `tqc {command} --json`\n");
         compare(&[json(exit, arguments)], section(&cli, &heading), &heading, &mut wrong);
@@ -151,6 +158,12 @@ fn every_key_of_every_json_is_described_and_no_other() {
     json(0, &["build", recipe.to_str().unwrap(), "--source", SOURCE, "-o", out.to_str().unwrap(), "--json"]);
     let repacked = folder.path().join("repacked");
     check("repack", 0, &["repack", out.to_str().unwrap(), "-o", repacked.to_str().unwrap(), "--json"]);
+    let (packed, imported) = (folder.path().join("exl3"), folder.path().join("imported"));
+    fs::create_dir(&packed).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(Path::new("goldens/exl3").join(name), packed.join(name)).unwrap();
+    }
+    check("import", 0, &["import", packed.to_str().unwrap(), "-o", imported.to_str().unwrap(), "--json"]);
     check("doctor", 0, &["doctor", "--json"]);
     check("bench encode", 0, &["bench", "encode", "--codec", "bf16", "--json"]);
     let small = ["--out-features", "64", "--in-features", "64", "--rows", "1"];
@@ -172,10 +185,14 @@ fn every_key_of_every_json_is_described_and_no_other() {
             &mut wrong,
         );
     }
-    let text = fs::read_to_string("docs/formats/repacked.md").unwrap();
-    let heading = "## Keys of `repacked.json`\n";
-    let record = serde_json::from_slice(&fs::read(repacked.join("repacked.json")).unwrap()).unwrap();
-    compare(&[record], section(&text, heading), heading, &mut wrong);
+    for (page, record) in
+        [("repacked", repacked.join("repacked.json")), ("exl3", imported.join("imported.json"))]
+    {
+        let text = fs::read_to_string(format!("docs/formats/{page}.md")).unwrap();
+        let heading = format!("## Keys of `{}`\n", record.file_name().unwrap().to_str().unwrap());
+        let record = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
+        compare(&[record], section(&text, &heading), &heading, &mut wrong);
+    }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 

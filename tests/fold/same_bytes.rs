@@ -115,6 +115,7 @@ fn an_interrupted_build_keeps_the_rotations_that_it_found() {
             progress: &progress,
             found: &(),
             before,
+            slice: None,
         };
         let ended = build(&plan, &options).map(|finished| finished.publish().unwrap().digest);
         (ended, progress.steps.into_inner())

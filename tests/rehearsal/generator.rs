@@ -350,6 +350,24 @@ impl Tensor {
     }
 }
 
+/// Tensors that hold values.
+#[derive(Default)]
+pub struct Filled {
+    /// Decoder layers.
+    pub layers: BTreeSet<u64>,
+    /// The embedding, without which every layer reads zeros.
+    pub embedding: bool,
+}
+
+impl Filled {
+    fn has(&self, tensor: &Tensor) -> bool {
+        match tensor.layer {
+            Some(layer) => self.layers.contains(&layer),
+            None => self.embedding && tensor.name.ends_with("embed_tokens.weight"),
+        }
+    }
+}
+
 /// What [`write`] made.
 pub struct Written {
     pub shards: usize,
@@ -360,13 +378,13 @@ pub struct Written {
 
 /// Writes a checkpoint of `architecture` into `folder`, which is made if it is missing.
 ///
-/// The payload is cut into at most `shards` files of about equal size; layers in `filled` hold values
+/// The payload is cut into at most `shards` files of about equal size; what is `filled` holds values
 /// (see [`Tensor::write_values`]) and everything else reads as zeros.
 pub fn write(
     folder: &Path,
     architecture: &Architecture,
     shards: u64,
-    filled: &BTreeSet<u64>,
+    filled: &Filled,
 ) -> io::Result<Written> {
     fs::create_dir_all(folder)?;
     let tensors = architecture.tensors();
@@ -405,7 +423,7 @@ pub fn write(
 }
 
 /// Eight little-endian bytes of header length, the header padded with spaces to a multiple of 8, the payload.
-fn write_shard(path: &Path, members: &[&Tensor], filled: &BTreeSet<u64>) -> io::Result<()> {
+fn write_shard(path: &Path, members: &[&Tensor], filled: &Filled) -> io::Result<()> {
     let mut header = serde_json::Map::new();
     header.insert("__metadata__".to_owned(), json!({ "format": "pt" }));
     let mut at = 0;
@@ -425,7 +443,7 @@ fn write_shard(path: &Path, members: &[&Tensor], filled: &BTreeSet<u64>) -> io::
     file.set_len(payload + at)?;
     let mut at = payload;
     for tensor in members {
-        if tensor.layer.is_some_and(|layer| filled.contains(&layer)) {
+        if filled.has(tensor) {
             file.seek(SeekFrom::Start(at))?;
             let mut out = BufWriter::new(&mut file);
             tensor.write_values(&mut out)?;

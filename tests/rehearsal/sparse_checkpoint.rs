@@ -10,7 +10,7 @@ use clap::{Parser, ValueEnum};
 #[path = "generator.rs"]
 mod generator;
 
-use generator::Architecture;
+use generator::{Architecture, Filled};
 
 /// Write a sparse Hugging Face checkpoint with Qwen3.8-27B's names and shapes.
 #[derive(Parser)]
@@ -28,6 +28,9 @@ struct Options {
     /// scale takes 0.75 GB.
     #[arg(long, value_delimiter = ',', value_name = "LAYER,…")]
     fill_layers: Vec<u64>,
+    /// Give the embedding such values too, 2.5 GB at the full scale: a calibration then has something to read.
+    #[arg(long)]
+    fill_embedding: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -48,7 +51,8 @@ fn main() -> io::Result<()> {
         let problem = format!("there is no layer {layer}: the model has {}", architecture.layers);
         return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
     }
-    let filled = options.fill_layers.into_iter().collect();
+    let filled =
+        Filled { layers: options.fill_layers.into_iter().collect(), embedding: options.fill_embedding };
     let written = generator::write(&options.out, &architecture, options.shards, &filled)?;
     println!(
         "{}: {} tensors in {} shards, {} payload bytes",

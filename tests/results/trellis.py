@@ -140,7 +140,7 @@ def write(args):
         rows = {tuple(key.split("|")[1:]): row for key, row in done.items() if key.split("|")[0] == name}
         first = next(iter(rows.values()))
         lines += [f"## {name}", "", f"{first['kl']['documents']} documents, {first['kl']['tokens']} positions.", ""]
-        columns = ["arm", "bits per weight", "mean KL", "paired difference", "loss", "top-1", "recall", "problems, raw", "problems, chat", "empty", "build"]
+        columns = ["arm", "bits per weight", "mean KL", "paired difference", "loss", "top-1", "recall", "problems, raw", "problems, chat", "empty", "stop", "build"]
         lines += [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
         labels = list(ARMS)
         for bits, label in sorted(rows, key=lambda key: (-float(key[0]), labels.index(key[1]))):
@@ -150,7 +150,7 @@ def write(args):
             cells = [
                 f"{bits} bits, {label}", f"{row['bits']:.3f}", f"{kl['mean_kl']:.5f} ± {kl['standard_error']:.5f}",
                 f"{low:+.5f} to {high:+.5f}" if low is not None else "", f"{sum(loss) / len(loss):.2f}" if loss else "",
-                f"{100 * kl['top1_agreement']:.1f} %", *(task_cells(row["tasks"]) if row["tasks"] else [""] * 4), f"{row['elapsed_s']:.0f} s",
+                f"{100 * kl['top1_agreement']:.1f} %", *(task_cells(row["tasks"]) if row["tasks"] else [""] * 4), row["stop"] or "", f"{row['elapsed_s']:.0f} s",
             ]
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")

@@ -1,0 +1,79 @@
+//! Why a checkpoint could not be imported.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::codec::trellis::Code;
+use crate::failure::{Exit, Failure};
+use crate::repack::RepackError;
+use crate::tensor::Float;
+use crate::units::Bytes;
+
+/// Why there is no imported folder.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum ImportError {
+    #[error("`{path}` is no EXL3 checkpoint: its `config.json` {found}")]
+    NotExl3 { path: PathBuf, found: String },
+    #[error("`{path}` is not valid JSON: {problem}")]
+    NotJson { path: PathBuf, problem: String },
+    #[error("`{file}`: `{tensor}` is {found}, but {needed} is needed")]
+    Tensor { file: PathBuf, tensor: String, found: String, needed: String },
+    #[error("`{module}` is packed in part: there is no `{tensor}`")]
+    Missing { module: String, tensor: String },
+    #[error("`{module}` is marked as both `mcg` and `mul1`")]
+    Markers { module: String },
+    #[error(
+        "`{module}` has {words} words a tile, which is no rate of `{code}`: 16 · K with K from 1 to 8, or with \
+         `mul1` 1.5, 2.5 or 3.5"
+    )]
+    Rate { module: String, words: u64, code: Code },
+    #[error("`{module}` is stored twice: packed, and as `{tensor}`")]
+    Twice { module: String, tensor: String },
+    #[error("row {row} of `{module}` decodes to NaN or infinity, or to more than {float} holds")]
+    NonFinite { module: String, row: u64, float: Float },
+    #[error("the imported folder needs {needed} at `{path}`, but only {free} are free")]
+    DiskSpace { path: PathBuf, needed: Bytes, free: Bytes },
+    #[error("cannot {what} `{path}`: {source}")]
+    Io { what: &'static str, path: PathBuf, source: io::Error },
+    #[error("interrupted; nothing was written")]
+    Interrupted,
+    #[error(transparent)]
+    Folder(#[from] RepackError),
+}
+
+impl ImportError {
+    /// For `map_err`.
+    pub(super) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| ImportError::Io { what, path, source }
+    }
+}
+
+impl Failure for ImportError {
+    fn exit(&self) -> Exit {
+        match self {
+            ImportError::DiskSpace { .. } | ImportError::Io { .. } => Exit::Machine,
+            ImportError::Interrupted => Exit::Interrupted,
+            ImportError::Folder(error) => error.exit(),
+            _ => Exit::Input,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        let text = match self {
+            ImportError::NotExl3 { .. } => {
+                "a checkpoint that is not packed is read as it is, with `source` in a recipe or `--source`"
+            }
+            ImportError::NonFinite { .. } => "import with `--to f32`, or download the file again",
+            ImportError::DiskSpace { .. } => "free some space, or write elsewhere with `-o`",
+            ImportError::Io { .. } => {
+                "check that the folder exists, may be written and has room, or write elsewhere with `-o`"
+            }
+            ImportError::Interrupted => "run the command again",
+            ImportError::Folder(error) => return error.help(),
+            _ => "the files do not belong together, or are damaged: download the checkpoint again",
+        };
+        Some(text.to_owned())
+    }
+}
