@@ -6,8 +6,8 @@
     trellis.py write --out DIR [-o docs/results/trellis.md]
 
 `run` makes a teacher dump of the documents of at least 64 tokens and second moments of the calibration text, then builds
-and evaluates every arm, and compares it with `LDLQ` of as many bits. An arm that is done is not done again. `write`
-makes the table of DIR/trellis.json. Needs Python 3.11 and nothing else.
+and evaluates every arm, and compares it with `LDLQ` of as many bits. An arm that is done is not done again, unless tasks
+or the stop probe are asked for that it lacks. `write` makes the table of DIR/trellis.json. Needs Python 3.11 and nothing else.
 """
 
 import json
@@ -89,7 +89,10 @@ def run(args):
         for bits in args.bits:
             for label in ARMS:
                 key, like = f"{name}|{bits}|{label}", done.get(f"{name}|{int(bits)}|LDLQ")
-                if key in done or (args.arms and label not in args.arms) or (bits % 1 and label != "LDLQ, mixed"):
+                if (args.arms and label not in args.arms) or (bits % 1 and label != "LDLQ, mixed"):
+                    continue
+                row = done.get(key)
+                if row and (row["tasks"] or not args.suite) and (row["stop"] or not args.stop):
                     continue
                 size = ""
                 if label == "LDLQ, mixed":

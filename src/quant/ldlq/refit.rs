@@ -35,28 +35,29 @@ impl Job<'_> {
         }
     }
 
-    /// x A for rows of x, `[rows, K]`.
-    fn times(&self, x: &[f32], h: &Symmetric, damping: f32) -> Vec<f32> {
+    /// x A for rows of each x, `[rows, K]`: rows of A are gathered once for all of them.
+    fn times<const N: usize>(&self, xs: [&[f32]; N], h: &Symmetric, damping: f32) -> [Vec<f32>; N] {
         let k = self.rows.in_features;
-        let rows = x.len() / k;
-        let mut out = vec![0.0; x.len()];
-        let (mut panel, mut h_rows) = (vec![0.0; rows * PANEL], vec![0.0; PANEL * k]);
+        let mut outs = xs.map(|x| vec![0.0; x.len()]);
+        let most = xs.iter().map(|x| x.len() / k).max().unwrap_or(0);
+        let (mut panel, mut h_rows) = (vec![0.0; most * PANEL], vec![0.0; PANEL * k]);
         for first in (0..k).step_by(PANEL) {
-            let width = PANEL.min(k - first);
-            let h_rows = &mut h_rows[..width * k];
-            h.gather(first..first + width, h_rows);
-            let h_rows = Strided { values: h_rows, stride: k, rows: width };
-            multiply(Strided { values: x, stride: k, rows }, h_rows, k, &mut panel, PANEL, self.isa);
-            for ((out, x), from) in
-                out.chunks_exact_mut(k).zip(x.chunks_exact(k)).zip(panel.chunks_exact(PANEL))
-            {
-                let here = first..first + width;
-                for ((out, x), from) in out[here.clone()].iter_mut().zip(&x[here]).zip(from) {
-                    *out = from + damping * x;
+            let here = first..k.min(first + PANEL);
+            let h_rows = &mut h_rows[..here.len() * k];
+            h.gather(here.clone(), h_rows);
+            let h_rows = Strided { values: h_rows, stride: k, rows: here.len() };
+            for (x, out) in xs.iter().zip(&mut outs) {
+                let rows = Strided { values: x, stride: k, rows: x.len() / k };
+                multiply(rows, h_rows, k, &mut panel[..x.len() / k * PANEL], PANEL, self.isa);
+                let rows = out.chunks_exact_mut(k).zip(x.chunks_exact(k)).zip(panel.chunks_exact(PANEL));
+                for ((out, x), from) in rows {
+                    for ((out, x), from) in out[here.clone()].iter_mut().zip(&x[here.clone()]).zip(from) {
+                        *out = from + damping * x;
+                    }
                 }
             }
         }
-        out
+        outs
     }
 
     /// Moves the outputs' scales if `moves`; diag(Xᵀ E A) of what then is stored.
@@ -65,8 +66,13 @@ impl Job<'_> {
         let damping = damping as f32;
         let found = self.strips(state, &|vectors, strip| {
             let mut x: Vec<f32> = strip.values.iter().zip(&*strip.errors).map(|(w, e)| w - e).collect();
-            let mut along_errors = self.times(strip.errors, h, damping);
-            let along_x = if moves { self.times(&x, h, damping) } else { Vec::new() };
+            let [mut along_errors, along_x] = match moves {
+                true => self.times([&*strip.errors, &x], h, damping),
+                false => {
+                    let [along_errors] = self.times([&*strip.errors], h, damping);
+                    [along_errors, Vec::new()]
+                }
+            };
             let (mut moved, mut gradients) = (Vec::new(), vec![0.0; k]);
             for (row, (x, g)) in x.chunks_exact_mut(k).zip(along_errors.chunks_exact_mut(k)).enumerate() {
                 let now = vectors.outputs[strip.first + row];

@@ -32,9 +32,7 @@ pub(super) struct Table {
     pub(super) states: u32,
     /// `[node, h]`: of state h · 2^(L−k) + node.
     pub(super) values: Vec<i16>,
-    /// 32767 less the largest magnitude of a value.
-    pub(super) near: i16,
-    /// The same values for vectors.
+    /// The same for vectors.
     arranged: Vec<Arranged>,
 }
 
@@ -69,10 +67,8 @@ impl Table {
             cut.arrange(&values, lanes, table.words_mut());
             Some(Arranged { isa, cut, table })
         };
-        let widest = values.iter().map(|value| value.unsigned_abs()).max().unwrap_or(0);
-        let near = i16::MAX - widest.min(i16::MAX as u16) as i16;
         let arranged = Isa::available().into_iter().filter_map(arrange).collect();
-        Self { bits, states, values, near, arranged }
+        Self { bits, states, values, arranged }
     }
 
     fn nodes(&self) -> usize {
@@ -159,8 +155,7 @@ impl Costs for Fixed<'_> {
         let Some(arranged) = self.table.arranged.iter().find(|arranged| arranged.isa == self.isa) else {
             return plain(self.table, turned, costs, &rows);
         };
-        let (table, cut) = (arranged.table.words(), arranged.cut);
-        let pass = Pass { table, x: turned, costs, rows: &rows, cut, near: self.table.near };
+        let pass = Pass { table: arranged.table.words(), x: turned, costs, rows: &rows, cut: arranged.cut };
         match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Encoder::search` has found the instruction set.

@@ -89,8 +89,6 @@ pub(super) struct Pass<'a> {
     pub(super) costs: &'a mut [u16],
     pub(super) rows: &'a dyn Fn(usize) -> usize,
     pub(super) cut: Cut,
-    /// The largest x of whose difference to any value 16 bits hold; x of greater magnitude take longer.
-    pub(super) near: i16,
 }
 
 impl Pass<'_> {
@@ -129,16 +127,10 @@ impl Pass<'_> {
             // SAFETY: the table holds a value for each of `before` · B · B states, each row `before` · B costs.
             high = unsafe {
                 let table = self.table.as_ptr();
-                match (high, x.unsigned_abs() <= self.near.unsigned_abs()) {
-                    (true, _) => {
-                        step::<V, B, VECTORS, HELD, REPEAT, true, false>(table, minus_x, before, from, to)
-                    }
-                    (_, false) => {
-                        step::<V, B, VECTORS, HELD, REPEAT, false, false>(table, minus_x, before, from, to)
-                    }
-                    (_, true) => {
-                        step::<V, B, VECTORS, HELD, REPEAT, false, true>(table, minus_x, before, from, to)
-                    }
+                if high {
+                    step::<V, B, VECTORS, HELD, REPEAT, true>(table, minus_x, before, from, to)
+                } else {
+                    step::<V, B, VECTORS, HELD, REPEAT, false>(table, minus_x, before, from, to)
                 }
             };
         }
@@ -148,7 +140,7 @@ impl Pass<'_> {
 /// One step, from a row of costs to the next; whether a new cost is above 32767.
 ///
 /// Distances are 32768 at most, so sums need holding to 16 bits only if `HOLD`: if an old cost is above 32767. Sums that
-/// are held take twice as long on most x86 processors. `NEAR`: no difference to a value leaves 16 bits.
+/// are held take twice as long on most x86 processors.
 ///
 /// # Safety
 /// `values` must hold `before` · B² words in the order of [`Cut::arrange`], each row of costs `before` · B.
@@ -160,7 +152,6 @@ unsafe fn step<
     const HELD: usize,
     const REPEAT: usize,
     const HOLD: bool,
-    const NEAR: bool,
 >(
     mut values: *const u16,
     minus_x: V,
@@ -180,9 +171,7 @@ unsafe fn step<
                 unsafe {
                     let before = V::load_repeated::<REPEAT>(from.add(h * before + block * wide));
                     for (i, least) in least.iter_mut().enumerate() {
-                        let value = V::load(values.add(i * V::COUNT));
-                        let distance =
-                            if NEAR { V::distance_near(value, minus_x) } else { V::distance(value, minus_x) };
+                        let distance = V::distance(V::load(values.add(i * V::COUNT)), minus_x);
                         let cost = if HOLD { before.add_held(distance) } else { before.add(distance) };
                         *least = least.min(cost);
                     }

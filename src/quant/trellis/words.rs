@@ -28,8 +28,6 @@ pub(super) trait Words: Copy {
     ///
     /// A sum, since x86 adds a word in memory in one instruction and cannot subtract from it.
     fn distance(value: Self, minus_x: Self) -> Self;
-    /// The same where no sum leaves 16 bits: a sum that is not held can go to more of a processor's units.
-    fn distance_near(value: Self, minus_x: Self) -> Self;
     /// `self + other`, held to 65535.
     fn add_held(self, other: Self) -> Self;
     /// `self + other`, where no sum is above 65535.
@@ -94,11 +92,6 @@ impl<const COUNT: usize> Words for Plain<COUNT> {
     #[inline(always)]
     fn distance(value: Self, minus_x: Self) -> Self {
         Self(std::array::from_fn(|i| distance(value.0[i] as i16, -(minus_x.0[i] as i16))))
-    }
-    #[inline(always)]
-    fn distance_near(value: Self, minus_x: Self) -> Self {
-        let near = |i: usize| (value.0[i] as i16).wrapping_add(minus_x.0[i] as i16);
-        Self(std::array::from_fn(|i| distance(near(i), 0)))
     }
     #[inline(always)]
     fn add_held(self, other: Self) -> Self {
@@ -180,13 +173,6 @@ mod x86 {
         fn distance(value: Self, minus_x: Self) -> Self {
             unsafe {
                 let d = _mm256_adds_epi16(value.0, minus_x.0);
-                Self(_mm256_mulhrs_epi16(d, d))
-            }
-        }
-        #[inline(always)]
-        fn distance_near(value: Self, minus_x: Self) -> Self {
-            unsafe {
-                let d = _mm256_add_epi16(value.0, minus_x.0);
                 Self(_mm256_mulhrs_epi16(d, d))
             }
         }
@@ -321,13 +307,6 @@ mod x86 {
         fn distance(value: Self, minus_x: Self) -> Self {
             unsafe {
                 let d = _mm512_adds_epi16(value.0, minus_x.0);
-                Self(_mm512_mulhrs_epi16(d, d))
-            }
-        }
-        #[inline(always)]
-        fn distance_near(value: Self, minus_x: Self) -> Self {
-            unsafe {
-                let d = _mm512_add_epi16(value.0, minus_x.0);
                 Self(_mm512_mulhrs_epi16(d, d))
             }
         }
