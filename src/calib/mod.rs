@@ -132,13 +132,18 @@ impl Slice {
         Self { layers, ended: Mutex::default() }
     }
 
+    /// After how many layers it ends.
+    pub fn layers(&self) -> usize {
+        self.layers
+    }
+
     fn end(&self, times: Vec<LayerTime>) -> FoldError {
         *self.ended.lock().expect("a time is only stored") = Some(times);
         FoldError::Interrupted
     }
 
-    /// Layers that codes were looked for in, if it has come to its end: those that an earlier build had finished are not
-    /// among them.
+    /// Layers all of whose codes were looked for, if it has come to its end: those of which an earlier build had found some
+    /// are not among them.
     pub fn ended(&self) -> Option<Vec<LayerTime>> {
         self.ended.lock().expect("a time is only stored").clone()
     }
@@ -416,7 +421,9 @@ impl<'a> Calibration<'a> {
                 again.step(&mut ())?;
                 stream.resume(layer + 1, again.into_residual());
             }
-            if !open.is_empty() {
+            // What is left of a layer says nothing of the whole.
+            let all = self.wanted().filter(|(_, m)| m.output.rule_path().starts_with(&prefix(layer))).count();
+            if !open.is_empty() && open.len() == all {
                 let pass_s = (passed + begun.elapsed()).as_secs_f64();
                 times.push(LayerTime { layer: Some(layer), pass_s, search_s });
             }

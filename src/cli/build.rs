@@ -86,10 +86,13 @@ impl BuildArgs {
         };
         let limits = self.machine.limits();
         let (output, stop, bar) = (&self.output, &*stop, &bar);
+        // What is wrong with it is said before anything is measured.
+        let sliced = |only: u16| slice(&plan(recipe.clone(), source.clone(), limits)?, only.into());
+        let slice = self.only_layers.map(sliced).transpose()?;
         let mut ahead = Ahead { output, unfinished, stop, bar, before, kept: None, went_on: false };
         let plan = ahead.decide(recipe, source, limits)?;
-        let slice = self.only_layers.map(|layers| slice(&plan, layers.into())).transpose()?;
-        let plan = ahead.compared(plan)?;
+        // A comparison would look for all codes.
+        let plan = if slice.is_some() { Arc::new(plan) } else { ahead.compared(plan)? };
         let Ahead { before, kept, went_on, .. } = ahead;
         let target = self.output.clone().unwrap_or_else(|| plan.default_output());
         // Without a final `/` or `/.`, which name what a link leads to rather than the link.
@@ -129,8 +132,10 @@ impl BuildArgs {
             slice: slice.as_ref(),
         };
         let (finished, peak) = watching(|| build(&plan, &options));
-        if let Some(times) = slice.as_ref().and_then(Slice::ended) {
-            self.report_slice(&plan, &target, &times, before.peak.max(peak), before.began)?;
+        if let Some(slice) = &slice
+            && let Some(times) = slice.ended()
+        {
+            self.report_slice(&plan, &target, (slice.layers(), &times), before.peak.max(peak), before.began)?;
             return Ok(Exit::Done);
         }
         let finished = finished?;
@@ -166,7 +171,7 @@ impl BuildArgs {
         &self,
         plan: &Plan,
         target: &Path,
-        times: &[LayerTime],
+        (passed, times): (usize, &[LayerTime]),
         peak: PeakMemory,
         began: Instant,
     ) -> Outcome<()> {
@@ -174,22 +179,23 @@ impl BuildArgs {
         let layers = layers(plan);
         if self.common.json {
             print::json(&json!({
-                "path": target, "staging": staging, "layers": layers, "measured": times, "whole": whole,
+                "path": target.display().to_string(), "staging": staging.display().to_string(), "layers": layers, "measured": times, "whole": whole,
                 "elapsed_s": began.elapsed().as_secs_f64(), "threads": plan.threads, "isa": plan.isa.to_string(),
                 "peak_resident_bytes": peak.resident, "peak_anonymous_bytes": peak.anonymous,
             }))?;
             return Ok(());
         }
         print::say(&format!(
-            "stopped after {} in {}, peak memory {} ({} anonymous); `--resume` goes on",
-            match times.len() {
-                0 => "layers that were done before".to_owned(),
-                found => format!("{found} of {layers} layers"),
-            },
+            "stopped after {passed} of {layers} layers in {}, peak memory {} ({} anonymous); `--resume` goes on",
             seconds(began.elapsed().as_secs_f64()),
             peak.resident,
             peak.anonymous
         ));
+        if times.is_empty() {
+            print::say(
+                "note: none of them had all its codes to be looked for, so there is nothing to extrapolate from",
+            );
+        }
         let mut table = Table::new(&[("layer", true), ("pass", true), ("search", true)]);
         for time in times {
             let number = time.layer.map_or("-".to_owned(), |layer| layer.to_string());
@@ -270,7 +276,7 @@ fn layers(plan: &Plan) -> usize {
 ///
 /// # Errors
 /// [`CliError::NoLayers`].
-fn slice(plan: &Plan, only: usize) -> Result<Slice, CliError> {
+fn slice(plan: &Plan, only: usize) -> Outcome<Slice> {
     let from = plan.calibration.as_ref().map(|calibration| calibration.from);
     let weighs = plan.modules.iter().any(|module| weighs(module.assignment.encoder));
     let needed = match from.filter(|_| weighs) {
@@ -281,7 +287,7 @@ fn slice(plan: &Plan, only: usize) -> Result<Slice, CliError> {
         Some(CalibratedFrom::Hessians) => "second moments of a file take no way through layers".to_owned(),
         None => "the recipe weighs no errors, so it has no layers to end after".to_owned(),
     };
-    Err(CliError::NoLayers { needed })
+    Err(CliError::NoLayers { needed }.into())
 }
 
 /// The digest of the tokens that bases were measured on; with a calibration or a budget, of that and their files' digests.

@@ -46,6 +46,7 @@ impl ImportArgs {
         let floats = [Float::F16, Float::Bf16, Float::F32];
         let float = floats.into_iter().find(|float| float.to_string() == self.to);
         let plan = Plan::new(&self.checkpoint, float.expect("the parser knows the names"), &target)?;
+        plan.notes().for_each(|note| print::say(&format!("note: {note}")));
         let stop = interrupt.raise_a_flag();
         let (threads, bar) = (threads(self.threads), Bar::default());
         let options = Options { target: &target, threads, stop: &stop, progress: &bar };
@@ -55,7 +56,7 @@ impl ImportArgs {
         let (before, after) = (plan.source_bytes(), plan.bytes());
         if self.common.json {
             print::json(&json!({
-                "path": target, "digest": digest, "format": record.source.format, "to": record.to,
+                "path": target.display().to_string(), "digest": digest, "format": record.source.format, "to": record.to,
                 "modules": record.modules, "kept": record.kept, "source_weight_file_bytes": before,
                 "weight_file_bytes": after, "threads": threads,
                 "elapsed_s": began.elapsed().as_secs_f64(),

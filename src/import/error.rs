@@ -15,7 +15,7 @@ use crate::units::Bytes;
 pub enum ImportError {
     #[error("`{path}` is no EXL3 checkpoint: its `config.json` {found}")]
     NotExl3 { path: PathBuf, found: String },
-    #[error("`{path}` is not valid JSON: {problem}")]
+    #[error("`{path}` is not a JSON object: {problem}")]
     NotJson { path: PathBuf, problem: String },
     #[error("`{file}`: `{tensor}` is {found}, but {needed} is needed")]
     Tensor { file: PathBuf, tensor: String, found: String, needed: String },
@@ -28,7 +28,7 @@ pub enum ImportError {
          `mul1` 1.5, 2.5 or 3.5"
     )]
     Rate { module: String, words: u64, code: Code },
-    #[error("`{module}` is stored twice: packed, and as `{tensor}`")]
+    #[error("`{module}` is stored twice, the second time with `{tensor}`")]
     Twice { module: String, tensor: String },
     #[error("row {row} of `{module}` decodes to NaN or infinity, or to more than {float} holds")]
     NonFinite { module: String, row: u64, float: Float },
@@ -63,9 +63,14 @@ impl Failure for ImportError {
     fn help(&self) -> Option<String> {
         let text = match self {
             ImportError::NotExl3 { .. } => {
-                "a checkpoint that is not packed is read as it is, with `source` in a recipe or `--source`"
+                "a checkpoint that is not packed is read as it is; of one that another tool packed, use the original"
             }
-            ImportError::NonFinite { .. } => "import with `--to f32`, or download the file again",
+            ImportError::NonFinite { float: Float::F32, .. } => {
+                "its scales are damaged: download the file again"
+            }
+            ImportError::NonFinite { .. } => {
+                "import with `--to f32`; if that says the same, its scales are damaged: download the file again"
+            }
             ImportError::DiskSpace { .. } => "free some space, or write elsewhere with `-o`",
             ImportError::Io { .. } => {
                 "check that the folder exists, may be written and has room, or write elsewhere with `-o`"

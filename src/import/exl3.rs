@@ -34,6 +34,8 @@ const TILE: usize = 16;
 pub(super) const BLOCK: usize = 128;
 /// L.
 const STATES: u32 = 16;
+/// No model is as wide; a thread holds 128 rows of f32.
+const WIDEST: u64 = 1 << 20;
 /// What follows a module's path.
 pub(super) const PARTS: [&str; 7] = ["trellis", "suh", "su", "svh", "sv", "mcg", "mul1"];
 
@@ -63,7 +65,8 @@ impl Linear {
     /// Reads the headers of the module at `path`.
     ///
     /// # Errors
-    /// [`ImportError::Tensor`], [`ImportError::Missing`], [`ImportError::Markers`], [`ImportError::Rate`].
+    /// [`ImportError::Tensor`], [`ImportError::Missing`], [`ImportError::Markers`], [`ImportError::Rate`],
+    /// [`ImportError::Twice`].
     pub fn open(checkpoint: &Checkpoint, path: &str) -> Result<Self, ImportError> {
         let get = |part: &str| checkpoint.get(&format!("{path}.{part}"));
         let trellis = get("trellis").ok_or_else(|| missing(path, "trellis"))?;
@@ -94,11 +97,17 @@ impl Linear {
         if !words.is_multiple_of(8) || !known {
             return Err(ImportError::Rate { module: path.to_owned(), words, code });
         }
+        if TILE as u64 * tall > WIDEST {
+            return Err(wrong(trellis, &format!("at most {WIDEST} inputs")));
+        }
         let scales = |values: &str, signs: &str, len: u64| match (get(values), get(signs)) {
-            (Some(entry), _) if (entry.dtype, &entry.shape.0[..]) == (Dtype::F16, &[len]) => {
+            (Some(_), Some(signs)) => {
+                Err(ImportError::Twice { module: path.to_owned(), tensor: signs.name.clone() })
+            }
+            (Some(entry), None) if (entry.dtype, &entry.shape.0[..]) == (Dtype::F16, &[len]) => {
                 Ok(Scales::Values(entry.clone()))
             }
-            (Some(entry), _) => Err(wrong(entry, &format!("F16 [{len}]"))),
+            (Some(entry), None) => Err(wrong(entry, &format!("F16 [{len}]"))),
             (None, Some(entry)) if (entry.dtype, &entry.shape.0[..]) == (Dtype::I16, &[len / 16]) => {
                 Ok(Scales::Signs(entry.clone()))
             }

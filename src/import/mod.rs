@@ -22,7 +22,7 @@ use crate::artifact::layout::{ModuleTensors, OutputFile, Place, StoredTensor, la
 use crate::checkpoint::{Checkpoint, INDEX, Links, SMALL_LIMIT, TensorEntry, read_small};
 use crate::digest::Digest;
 use crate::failure::Outcome;
-use crate::plan::{CopiedFile, copied};
+use crate::plan::{CopiedFile, Note, copied};
 use crate::repack::check;
 use crate::tensor::{Float, Layout};
 use crate::units::Bytes;
@@ -44,6 +44,8 @@ pub struct Plan {
     /// One for each item.
     places: Vec<Place>,
     copied: Vec<CopiedFile>,
+    /// What a person should know.
+    notes: Vec<Note>,
     /// Files that are written anew: name and content.
     generated: BTreeMap<String, Vec<u8>>,
     /// Of the `config.json` that was read.
@@ -89,6 +91,7 @@ impl Plan {
             files: Vec::new(),
             places: Vec::new(),
             copied,
+            notes,
             generated: BTreeMap::from([("config.json".to_owned(), pretty_json(&root))]),
             config: Digest::of(&bytes),
         };
@@ -144,6 +147,13 @@ impl Plan {
             return Err(ImportError::NotExl3 { path: self.checkpoint.dir().to_owned(), found });
         }
         Ok(tensors)
+    }
+
+    /// Notes, and files of weights that are not read.
+    pub fn notes(&self) -> impl Iterator<Item = String> {
+        let notes = self.notes.iter().map(|note| format!("`{}` {}", note.subject, note.detail));
+        let unread = self.checkpoint.unread().iter();
+        notes.chain(unread.map(|name| format!("`{name}` is no part of the checkpoint, and is not read")))
     }
 
     /// Bytes of the weight files that will be written.

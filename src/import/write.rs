@@ -14,12 +14,13 @@ use super::{BLOCK, IMPORTED, ImportError, Imported, ImportedModule, Item, Plan, 
 use crate::artifact::open::file_digest;
 use crate::build::Progress;
 use crate::build::schedule::{Ended, Schedule};
+use crate::checkpoint::{Links, SMALL_LIMIT, read_small};
 use crate::codec::trellis::Code;
 use crate::digest::{Digest, canonical_json};
 use crate::failure::Outcome;
 use crate::numeric::{bf16_from_f32, f16_from_f32};
 use crate::process::free_space;
-use crate::repack::Growing;
+use crate::repack::{Growing, RepackError};
 use crate::tensor::Float;
 use crate::tool::Tool;
 
@@ -77,7 +78,10 @@ impl Plan {
             files.insert(name.clone(), put(&out.join(name), bytes)?);
         }
         for file in &self.copied {
-            let bytes = std::fs::read(&file.path).map_err(ImportError::io("read", &file.path))?;
+            let bytes = read_small(&file.path, &Links::of_folder(self.checkpoint.dir()), SMALL_LIMIT)?;
+            if Digest::of(&bytes) != file.sha256 {
+                return Err(ImportError::from(RepackError::CopyChanged { path: file.path.clone() }).into());
+            }
             files.insert(file.name.clone(), put(&out.join(&file.name), &bytes)?);
         }
         let record = Imported {

@@ -85,6 +85,26 @@ fn what_was_measured_is_scaled_by_what_was_estimated() {
 }
 
 #[test]
+fn a_slice_leaves_the_comparison_of_a_budget_to_the_whole_build() {
+    let dir = temp();
+    text(dir.path());
+    let text_of = recipe_text("gptq", 3, "", "");
+    let path = recipe(dir.path(), &text_of);
+    let plan = tqc!("plan", path, "--source", fixture("qwen3_5"), "--json").expect(0).json();
+    let linears = plan["modules"].as_array().unwrap().iter().filter(|module| module["role"] == "linear");
+    // As mlx-lm writes it; embedding and head have no cost.
+    let costs: Vec<(&Value, f64)> = linears.map(|module| (&module["module"], 0.5)).collect();
+    std::fs::write(dir.path().join("costs.json"), serde_json::to_string(&costs).unwrap()).unwrap();
+    let budget = "[budget]\nbits-per-weight = 7\nsensitivity = \"costs.json\"\ntext = \"text.jsonl\"\n";
+    let (text_of, out) = (format!("{text_of}{budget}"), dir.path().join("out"));
+    let build = |more: &[&str]| finish(command(arguments(dir.path(), &text_of, &out, more))).expect(0).json();
+    let first = build(&["--only-layers", "1"]);
+    assert_eq!(first["measured"].as_array().unwrap().len(), 1, "{first}");
+    assert!(!tqc::build::measuring_path(&out).unwrap().exists());
+    assert!(build(&["--resume"])["compared"]["chosen"].is_object());
+}
+
+#[test]
 fn slices_that_cannot_be_are_refused() {
     let dir = temp();
     text(dir.path());

@@ -133,6 +133,10 @@ fn tensors_that_are_no_exl3_modules_are_refused_by_name() {
     let marker = |name: &str| Tensor::new(name, "I32", &[], vec![0; 4]);
     changed(|all| all.push(marker("mcg-3.mul1")), &["`mcg-3` is marked as both"]);
     changed(|all| all.push(Tensor::random("mcg-3.weight", &[4, 4], 1)), &["`mcg-3` is stored twice"]);
+    changed(
+        |all| all.push(Tensor::new("mcg-3.su", "I16", &[8], vec![0; 16])),
+        &["`mcg-3` is stored twice", "mcg-3.su"],
+    );
     changed(|all| named(all, "mcg-3.suh").shape = vec![2, 64], &["mcg-3.suh", "F16 [2, 64]", "F16 [128]"]);
     changed(
         |all| named(all, "mcg-3.trellis").dtype = "U16".to_owned(),
@@ -172,8 +176,8 @@ fn folders_and_targets_that_cannot_be_are_refused() {
     for (text, code, words) in [
         ("{}", 3, "has no `quantization_config`"),
         (r#"{"quantization_config": {"quant_method": "gptq"}}"#, 3, "of method \"gptq\""),
-        ("[1]", 3, "is not valid JSON"),
-        ("{", 3, "is not valid JSON"),
+        ("[1]", 3, "is not a JSON object"),
+        ("{", 3, "is not a JSON object"),
     ] {
         fs::write(&config, text).unwrap();
         refused(dir.path(), code, &[words, "config.json"]);

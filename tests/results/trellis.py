@@ -135,7 +135,7 @@ def write(args):
         "explains the arms. KL(source, artifact) in nats per token, its standard error clustered by document. Bits per weight are of",
         "the trunk: all bytes of its files, without the draft head. An untied embedding is affine, 4 bits, but for the first two",
         "arms. `loss` is the mean over modules of tr(E H Eᵀ) over that of tiles without feedback, on the calibration text (128 rows",
-        "of 512 tokens that are not scored). The paired difference is to `LDLQ` of as many bits, by document, 95 %. Times are of a",
+        "of 512 tokens that are not scored). The paired difference is to `LDLQ` of as many whole bits, by document, 95 %. Times are of a",
         "busy machine of two cores; arms but the rotated one read second moments that were summed once before.",
         "",
     ]
