@@ -285,6 +285,7 @@ pub fn build(plan: &Arc<Plan>, options: &Options<'_>) -> Outcome<Finished> {
         Ok((folded, results))
     };
     let (made, peak) = watching(made);
+    options.slice.iter().for_each(|slice| slice.held(peak));
     let result = made.and_then(|(folded, results)| finish(plan, options, &staging, &folded, results, peak));
     options.progress.end();
     match result {

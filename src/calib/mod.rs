@@ -39,6 +39,7 @@ use crate::digest::Digest;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::fold::{FoldError, Folded, Planned, Watch, fold};
 use crate::plan::{CalibratedFrom, CalibrationPlan, LayerTime, Module, Note, NoteKind, Plan};
+use crate::process::PeakMemory;
 use crate::quant::weighs;
 use crate::recipe::Activations;
 use crate::runtime::{Residual, Stream, Weights};
@@ -124,17 +125,28 @@ const HEAD_ROWS: usize = 512;
 pub struct Slice {
     layers: usize,
     ended: Mutex<Option<Vec<LayerTime>>>,
+    peak: Mutex<PeakMemory>,
 }
 
 impl Slice {
     /// Ends after so many layers.
     pub fn new(layers: usize) -> Self {
-        Self { layers, ended: Mutex::default() }
+        Self { layers, ended: Mutex::default(), peak: Mutex::default() }
     }
 
     /// After how many layers it ends.
     pub fn layers(&self) -> usize {
         self.layers
+    }
+
+    /// Notes what the process held meanwhile.
+    pub fn held(&self, peak: PeakMemory) {
+        *self.peak.lock().expect("a number is only stored") = peak;
+    }
+
+    /// What was noted.
+    pub fn peak(&self) -> PeakMemory {
+        *self.peak.lock().expect("a number is only stored")
     }
 
     fn end(&self, times: Vec<LayerTime>) -> FoldError {

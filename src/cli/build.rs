@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 use clap::Args;
 use serde_json::json;
@@ -26,7 +25,6 @@ use crate::failure::{Exit, Outcome};
 use crate::fold::{Asked, Keep, KeepFolder, Watch};
 use crate::measure::measure;
 use crate::plan::{CalibratedFrom, LayerTime, Limits, Note, NoteKind, Plan, SourceFolder, extrapolate, plan};
-use crate::process::{PeakMemory, watching};
 use crate::quant::weighs;
 use crate::recipe::{Control, Lock, Recipe, RotationKind, differences_text};
 use crate::units::Bytes;
@@ -131,11 +129,11 @@ impl BuildArgs {
             before,
             slice: slice.as_ref(),
         };
-        let (finished, peak) = watching(|| build(&plan, &options));
+        let finished = build(&plan, &options);
         if let Some(slice) = &slice
             && let Some(times) = slice.ended()
         {
-            self.report_slice(&plan, &target, (slice.layers(), &times), before.peak.max(peak), before.began)?;
+            self.report_slice(&plan, &target, slice, &times, before)?;
             return Ok(Exit::Done);
         }
         let finished = finished?;
@@ -171,22 +169,26 @@ impl BuildArgs {
         &self,
         plan: &Plan,
         target: &Path,
-        (passed, times): (usize, &[LayerTime]),
-        peak: PeakMemory,
-        began: Instant,
+        slice: &Slice,
+        times: &[LayerTime],
+        before: Before,
     ) -> Outcome<()> {
+        let Before { began, peak, .. } = before;
+        let peak = peak.max(slice.peak());
         let (staging, whole) = (staging_path(target)?, extrapolate(plan, times));
         let layers = layers(plan);
         if self.common.json {
             print::json(&json!({
-                "path": target.display().to_string(), "staging": staging.display().to_string(), "layers": layers, "measured": times, "whole": whole,
+                "path": target.display().to_string(), "staging": staging.display().to_string(), "layers": layers,
+                "measured": times, "whole": whole,
                 "elapsed_s": began.elapsed().as_secs_f64(), "threads": plan.threads, "isa": plan.isa.to_string(),
                 "peak_resident_bytes": peak.resident, "peak_anonymous_bytes": peak.anonymous,
             }))?;
             return Ok(());
         }
         print::say(&format!(
-            "stopped after {passed} of {layers} layers in {}, peak memory {} ({} anonymous); `--resume` goes on",
+            "stopped after {} of {layers} layers in {}, peak memory {} ({} anonymous); `--resume` goes on",
+            slice.layers(),
             seconds(began.elapsed().as_secs_f64()),
             peak.resident,
             peak.anonymous

@@ -11,17 +11,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use super::exl3::Values;
 use super::record::{SourceCheckpoint, VERSION};
 use super::{BLOCK, IMPORTED, ImportError, Imported, ImportedModule, Item, Plan, WORK};
-use crate::artifact::open::file_digest;
 use crate::build::Progress;
 use crate::build::schedule::{Ended, Schedule};
 use crate::checkpoint::{Links, SMALL_LIMIT, read_small};
 use crate::codec::trellis::Code;
 use crate::digest::{Digest, canonical_json};
 use crate::failure::Outcome;
-use crate::numeric::{bf16_from_f32, f16_from_f32};
+use crate::isa::Isa;
+use crate::numeric::{first_non_finite, narrow};
 use crate::process::free_space;
-use crate::repack::{Growing, RepackError};
-use crate::tensor::Float;
+use crate::repack::{Growing, RepackError, digests};
 use crate::tool::Tool;
 
 /// Bytes that are copied at a time.
@@ -69,10 +68,12 @@ impl Plan {
         }
         let modules = self.write_weights(&out, options)?;
         options.progress.phase("checking");
-        let mut read =
-            self.digests(self.checkpoint.dir(), self.checkpoint.files().iter().map(|f| &f.name), options)?;
+        let digests = |dir: &Path, names: &mut dyn Iterator<Item = &String>| {
+            digests(dir, names, options.threads, options.stop).map_err(ImportError::from)
+        };
+        let mut read = digests(self.checkpoint.dir(), &mut self.checkpoint.files().iter().map(|f| &f.name))?;
         read.insert("config.json".to_owned(), self.config);
-        let mut files = self.digests(&out, self.files.iter().map(|file| &file.name), options)?;
+        let mut files = digests(&out, &mut self.files.iter().map(|file| &file.name))?;
         self.checkpoint.check_unchanged()?;
         for (name, bytes) in &self.generated {
             files.insert(name.clone(), put(&out.join(name), bytes)?);
@@ -161,8 +162,10 @@ impl Plan {
                     let in_features = linear.shape().last() as usize;
                     rows.resize(BLOCK * in_features, 0.0);
                     linear.decode(&self.checkpoint, &values.expect("all three").1, *block, rows);
-                    let row = store(rows, self.float, bytes);
-                    if let Some(at) = row {
+                    bytes.resize(rows.len() * self.float.bytes(), 0);
+                    if !narrow(self.float, rows, bytes, Isa::best())
+                        && let Some(at) = first_non_finite(self.float, bytes)
+                    {
                         let row = (block * BLOCK + at / in_features) as u64;
                         return Err(ImportError::NonFinite {
                             module: module.clone(),
@@ -206,56 +209,6 @@ impl Plan {
         let failed = |error| ImportError::io("write", Path::new(&self.files[place.file].name))(error);
         files[place.file].write_all_at(bytes, place.offset + at).map_err(failed)
     }
-
-    /// Digests of files of a folder.
-    fn digests<'a>(
-        &self,
-        dir: &Path,
-        names: impl Iterator<Item = &'a String>,
-        options: &Options<'_>,
-    ) -> Result<BTreeMap<String, Digest>, ImportError> {
-        let mut jobs = Schedule::default();
-        names.for_each(|name| {
-            jobs.add(name, []);
-        });
-        let found = Mutex::new(BTreeMap::new());
-        let ended = jobs.run(options.threads, options.stop, |_, name| {
-            let path = dir.join(name);
-            let digest = file_digest(&path).map_err(ImportError::io("read", &path))?;
-            found.lock().expect("inserting does not panic").insert((*name).clone(), digest);
-            Ok(())
-        });
-        match ended {
-            Ok(()) => Ok(found.into_inner().expect("all threads have ended")),
-            Err(Ended::Stopped) => Err(ImportError::Interrupted),
-            Err(Ended::Failed(error)) => Err(error),
-        }
-    }
-}
-
-/// Rounds values to the nearest of a type, ties to even; the first that it does not hold.
-fn store(values: &[f32], float: Float, bytes: &mut Vec<u8>) -> Option<usize> {
-    bytes.clear();
-    let half = |bits: u16, infinite: u16| (bits & infinite != infinite).then_some(bits);
-    for (at, value) in values.iter().enumerate() {
-        let stored = match float {
-            Float::F32 => {
-                bytes.extend_from_slice(&value.to_le_bytes());
-                value.is_finite().then_some(())
-            }
-            Float::F16 | Float::Bf16 => {
-                let bits = match float {
-                    Float::F16 => half(f16_from_f32(*value), 0x7c00),
-                    _ => half(bf16_from_f32(*value), 0x7f80),
-                };
-                bits.map(|bits| bytes.extend_from_slice(&bits.to_le_bytes()))
-            }
-        };
-        if stored.is_none() {
-            return Some(at);
-        }
-    }
-    None
 }
 
 /// Writes a small file; its digest.

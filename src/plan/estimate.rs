@@ -59,7 +59,9 @@ pub fn estimate(plan: &Plan) -> Estimate {
     let digest_s = source / both + 2.0 * stored / one;
     let counts = plan.calibration.is_some() || compares(&plan.recipe);
     let products = if counts { operations_per_second(plan.isa) } else { f64::INFINITY };
-    let calibrate_s = calibration_operations(plan) / products + inside_seconds(plan, products);
+    let layers = times_by_layer(plan, products);
+    // From zero: the sum of nothing is −0.
+    let calibrate_s = layers.iter().fold(0.0, |sum, time| sum + time.pass_s + time.search_s);
     let compare_s = compare_seconds(plan, encode_s, calibrate_s, products);
     let total_s = (encode_s + digest_s + calibrate_s + compare_s) / plan.threads as f64;
     Estimate { encode_s, digest_s, calibrate_s, compare_s, total_s }
@@ -83,7 +85,7 @@ pub fn estimate(plan: &Plan) -> Estimate {
 /// It is taken that rows are as long as they may be, and that the first damping holds. Changes of basis, which are made
 /// again for each layer, are not counted, nor is what a search does inside panels of columns: that is measured.
 pub fn calibration_operations(plan: &Plan) -> f64 {
-    operations_by_layer(plan).values().map(|[pass, search]| pass + search).sum()
+    operations_by_layer(plan).values().fold(0.0, |sum, [pass, search]| sum + pass + search)
 }
 
 /// Number of a decoder layer; none after the last.
@@ -140,25 +142,25 @@ pub struct LayerTime {
     pub search_s: f64,
 }
 
-/// Every layer of a calibration as [`estimate`] has it, one thread's work divided by the threads.
-fn times_by_layer(plan: &Plan) -> Vec<LayerTime> {
-    let products = operations_per_second(plan.isa);
-    let mut inside: BTreeMap<Layer, f64> = BTreeMap::new();
+/// Every layer of a calibration on one thread: its operations at the rate of `products`, and what searches spend inside
+/// panels of columns.
+fn times_by_layer(plan: &Plan, products: f64) -> Vec<LayerTime> {
+    let time = |(layer, [pass, search]): (Layer, [f64; 2])| LayerTime {
+        layer,
+        pass_s: pass / products,
+        search_s: search / products,
+    };
+    let mut layers: Vec<LayerTime> = operations_by_layer(plan).into_iter().map(time).collect();
     let mut rates: BTreeMap<(CodecSpec, &'static str), f64> = BTreeMap::new();
     for module in plan.modules.iter().filter(|module| weighs(module.assignment.encoder)) {
         let (codec, encoder) = (module.assignment.codec, module.assignment.encoder);
         let each = rates
             .entry((codec, encoder))
             .or_insert_with(|| seconds_inside_panels(codec, encoder, plan, products));
-        *inside.entry(of_module(module)).or_default() += module.weights() as f64 * *each;
+        let layer = layers.iter_mut().find(|time| time.layer == of_module(module));
+        layer.expect("its operations are counted").search_s += module.weights() as f64 * *each;
     }
-    let threads = plan.threads as f64;
-    let layers = operations_by_layer(plan).into_iter().map(|(layer, [pass, search])| LayerTime {
-        layer,
-        pass_s: pass / products / threads,
-        search_s: (search / products + inside.get(&layer).unwrap_or(&0.0)) / threads,
-    });
-    layers.collect()
+    layers
 }
 
 /// How long a build takes whose first layers were measured.
@@ -178,11 +180,12 @@ pub struct Extrapolated {
 
 /// What the whole build should take, since these layers of its calibration took so long; none if none did.
 pub fn extrapolate(plan: &Plan, measured: &[LayerTime]) -> Option<Extrapolated> {
-    let layers = times_by_layer(plan);
+    let layers = times_by_layer(plan, operations_per_second(plan.isa));
     let scaled = |part: fn(&LayerTime) -> f64| {
         let these = layers.iter().filter(|time| measured.iter().any(|found| found.layer == time.layer));
-        let (estimated, found): (f64, f64) = (these.map(part).sum(), measured.iter().map(part).sum());
-        let all: f64 = layers.iter().map(part).sum();
+        let shared = |seconds: f64| seconds / plan.threads as f64;
+        let (estimated, found) = (shared(these.map(part).sum()), measured.iter().map(part).sum::<f64>());
+        let all = shared(layers.iter().map(part).sum());
         (estimated > 0.0).then(|| (all * found / estimated, estimated, found))
     };
     let (pass_s, pass_estimated, pass_found) = scaled(|time| time.pass_s)?;
@@ -191,18 +194,6 @@ pub fn extrapolate(plan: &Plan, measured: &[LayerTime]) -> Option<Extrapolated> 
     let rest_s = (encode_s + digest_s + compare_s) / plan.threads as f64;
     let of_estimate = (pass_found + search_found) / (pass_estimated + search_estimated);
     Some(Extrapolated { pass_s, search_s, rest_s, total_s: pass_s + search_s + rest_s, of_estimate })
-}
-
-/// Seconds of one thread that searches spend inside panels of columns.
-fn inside_seconds(plan: &Plan, products: f64) -> f64 {
-    let mut work: BTreeMap<(CodecSpec, &'static str), u64> = BTreeMap::new();
-    for module in plan.modules.iter().filter(|module| weighs(module.assignment.encoder)) {
-        *work.entry((module.assignment.codec, module.assignment.encoder)).or_default() += module.weights();
-    }
-    let seconds = |((codec, encoder), weights): ((CodecSpec, &'static str), u64)| {
-        weights as f64 * seconds_inside_panels(codec, encoder, plan, products)
-    };
-    work.into_iter().map(seconds).sum()
 }
 
 /// Of a search, for each weight and column.

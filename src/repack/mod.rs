@@ -25,6 +25,7 @@ pub use error::RepackError;
 pub(crate) use place::{Growing, check};
 pub use record::{REPACKED, Repacked, RepackedModule};
 pub use write::Options;
+pub(crate) use write::digests;
 
 use crate::arch::{Config, Folder, Packing};
 use crate::artifact::config::{index, pretty_json, quantization, with_quantization};

@@ -90,7 +90,8 @@ impl Plan {
         for source in &self.sources {
             source.checkpoint.check_unchanged()?;
         }
-        let mut files = self.digests(&out, options)?;
+        let names = self.files.iter().map(|file| &file.name);
+        let mut files = digests(&out, names, options.threads, options.stop)?;
         let changes = self.items.iter().filter_map(|item| item.change.as_ref());
         let modules: Vec<RepackedModule> =
             changes.zip(losses).map(|(change, loss)| change.record(loss)).collect();
@@ -277,26 +278,6 @@ impl Plan {
         files[file].write_all_at(bytes, at).map_err(failed)
     }
 
-    /// Digests of the weight files that were written.
-    fn digests(&self, out: &Path, options: &Options<'_>) -> Result<BTreeMap<String, Digest>, RepackError> {
-        let mut jobs = Schedule::default();
-        self.files.iter().for_each(|file| {
-            jobs.add(&file.name, []);
-        });
-        let found = Mutex::new(BTreeMap::new());
-        let ended = jobs.run(options.threads, options.stop, |_, name| {
-            let path = out.join(name);
-            let digest = file_digest(&path).map_err(RepackError::io("read", &path))?;
-            found.lock().expect("inserting does not panic").insert((*name).clone(), digest);
-            Ok(())
-        });
-        match ended {
-            Ok(()) => Ok(found.into_inner().expect("all threads have ended")),
-            Err(Ended::Stopped) => Err(RepackError::Interrupted),
-            Err(Ended::Failed(error)) => Err(error),
-        }
-    }
-
     /// Files beside the weights: written anew, or those of the artifact.
     fn side(&self) -> Result<BTreeMap<String, Vec<u8>>, RepackError> {
         let mut side = self.generated.clone();
@@ -358,4 +339,32 @@ impl Change {
 fn write(path: &Path, bytes: &[u8]) -> Result<(), RepackError> {
     let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
     made.and_then(|()| std::fs::write(path, bytes)).map_err(RepackError::io("write", path))
+}
+
+/// Digests of files of a folder, by name.
+///
+/// # Errors
+/// [`RepackError::Io`] of the first that cannot be read; [`RepackError::Interrupted`].
+pub(crate) fn digests<'a>(
+    dir: &Path,
+    names: impl Iterator<Item = &'a String>,
+    threads: usize,
+    stop: &AtomicBool,
+) -> Result<BTreeMap<String, Digest>, RepackError> {
+    let mut jobs = Schedule::default();
+    names.for_each(|name| {
+        jobs.add(name, []);
+    });
+    let found = Mutex::new(BTreeMap::new());
+    let ended = jobs.run(threads, stop, |_, name| {
+        let path = dir.join(name);
+        let digest = file_digest(&path).map_err(RepackError::io("read", &path))?;
+        found.lock().expect("inserting does not panic").insert((*name).clone(), digest);
+        Ok(())
+    });
+    match ended {
+        Ok(()) => Ok(found.into_inner().expect("all threads have ended")),
+        Err(Ended::Stopped) => Err(RepackError::Interrupted),
+        Err(Ended::Failed(error)) => Err(error),
+    }
 }

@@ -81,6 +81,10 @@ fn operations_are_those_of_layers_moments_factors_and_searches() {
     }
     let plan = planned(dir.path(), &recipe_text("mlx", 4, "", ""), &source);
     assert_eq!((calibration_operations(&plan), estimate(&plan).calibrate_s), (0.0, 0.0));
+    // The sum of nothing is −0, which a report would show.
+    assert!(
+        calibration_operations(&plan).is_sign_positive() && estimate(&plan).calibrate_s.is_sign_positive()
+    );
 }
 
 #[test]

@@ -8,8 +8,8 @@
 //!
 //! `dkld` is the change of the whole model's KL when a group's layers are taken from an alternative instead of the base.
 //! Assumed: models of k bits (bpw rounded; EXL3's scales add little to k) stand for trellises of k bits, which are of their
-//! kind, and for affine codecs of k bits, and a group's cost divides evenly among its layers. Costs are counted from the base's, which is 0, so only differences mean
-//! something: the table is a proxy. Source: `exllamav3` 1.6.5 `conversion/measure_model.py`, `optimize_model.py`.
+//! kind, and for affine codecs of k bits, and a group's cost divides evenly among its layers. Costs are counted from the
+//! base's, which is 0, so only differences mean something: the table is a proxy. Source: `exllamav3` 1.6.5 `conversion/measure_model.py`, `optimize_model.py`.
 
 use std::collections::BTreeMap;
 

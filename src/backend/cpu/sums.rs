@@ -22,7 +22,9 @@ use std::ops::Range;
 use super::quantized::quantize_group;
 use crate::backend::Columns;
 use crate::codec::trellis::MAX_TILE;
-use crate::codec::trellis::decode::{AnyRule, BYTES_LESS, Bytes, Parts, Strip, View, with_width};
+use crate::codec::trellis::decode::{
+    AnyRule, BYTES_LESS, Bytes, Parts, Strip, Together, View, together, with_width,
+};
 use crate::numeric::lanes::{Kernel, LANES, Lanes};
 use crate::numeric::prefetch_line;
 
@@ -180,20 +182,23 @@ impl<R: Bytes, const BITS: u32> By<'_, '_, R, BITS> {
         let mut first = rows.start;
         while first < rows.end {
             let end = view.tile_end(first).min(rows.end);
-            let (mut strips, mut row) = (Vec::with_capacity(STRIPS), first);
-            while row < end {
-                let strip = view.strip(row);
-                row = strip.rows.end;
-                strips.push(strip);
-            }
+            let strips = view.strips(first..end);
             sums.as_flattened_mut().fill([0.0; LANES]);
             // A block of a tile's columns lies in one place and stays in the first-level cache while its strips pass.
             for block in 0..self.x.blocks {
                 // As many sums as the registers hold beside what they are made of.
+                let work = &mut Block {
+                    by: self,
+                    mask: view.mask::<V>(),
+                    strips: &strips,
+                    t,
+                    block,
+                    sums: &mut sums,
+                };
                 match (T, V::IN_REGISTERS >= 32) {
-                    (1, _) | (2, true) => self.block::<V, T, 4>(&strips, t, block, &mut sums),
-                    (2, false) | (_, true) => self.block::<V, T, 2>(&strips, t, block, &mut sums),
-                    (_, false) => self.block::<V, T, 1>(&strips, t, block, &mut sums),
+                    (1, _) | (2, true) => together::<BITS, 4>(&strips, work),
+                    (2, false) | (_, true) => together::<BITS, 2>(&strips, work),
+                    (_, false) => together::<BITS, 1>(&strips, work),
                 }
             }
             for (strip, sums) in strips.iter().zip(&sums) {
@@ -211,43 +216,27 @@ impl<R: Bytes, const BITS: u32> By<'_, '_, R, BITS> {
         }
         T
     }
+}
 
-    /// Adds z · I of a block to the sums of a tile's strips, `G` at a time and then one.
-    #[inline(always)]
-    fn block<V: Lanes, const T: usize, const G: usize>(
-        &self,
-        strips: &[Strip<'_>],
-        t: usize,
-        block: usize,
-        sums: &mut [Sums<T>; STRIPS],
-    ) {
-        let mut at = 0;
-        while at < strips.len() {
-            let sums = &mut sums[at..];
-            let from = (strips, at);
-            at += match (strips.len() - at >= G, strips[at].is_parted(BITS)) {
-                (true, false) => self.strips::<V, T, G, false>(from, t, block, sums),
-                (true, true) if strips[at].number() == 0 => {
-                    self.strips::<V, T, G, true>(from, t, block, sums)
-                }
-                (_, false) => self.strips::<V, T, 1, false>(from, t, block, sums),
-                (_, true) => self.strips::<V, T, 1, true>(from, t, block, sums),
-            };
-        }
-    }
+/// A block of columns of a tile, and what its strips add to.
+struct Block<'s, 'a, 'b, V, R, const T: usize, const BITS: u32> {
+    by: &'s By<'a, 'b, R, BITS>,
+    mask: V,
+    strips: &'s [Strip<'b>],
+    /// Row of x.
+    t: usize,
+    /// Number of the block.
+    block: usize,
+    /// One for each strip.
+    sums: &'s mut [Sums<T>],
+}
 
-    /// Adds z · I of a block to the sums of `G` strips from strip `at` on, of which the first are parted if any are; gives
-    /// `G`.
+impl<V: Lanes, R: Bytes, const T: usize, const BITS: u32> Together for Block<'_, '_, '_, V, R, T, BITS> {
+    /// Adds z · I to the sums of `G` strips.
     #[inline(always)]
-    fn strips<V: Lanes, const T: usize, const G: usize, const PARTED: bool>(
-        &self,
-        (strips, at): (&[Strip<'_>], usize),
-        t: usize,
-        block: usize,
-        sums: &mut [Sums<T>],
-    ) -> usize {
-        let Self { view, rule, x, .. } = *self;
-        let (strip, mask) = (&strips[at], view.mask::<V>());
+    fn take<const G: usize, const PARTED: bool>(&mut self, at: usize) -> usize {
+        let Self { by: By { view, rule, x, .. }, mask, strips, t, block, .. } = *self;
+        let (strip, sums) = (&strips[at], &mut self.sums[at..]);
         let columns = block * BLOCK..view.in_features().min((block + 1) * BLOCK);
         let len = columns.len();
         let mut room = Parts::new();
@@ -265,7 +254,7 @@ impl<R: Bytes, const BITS: u32> By<'_, '_, R, BITS> {
             prefetch_line(strip.part_of((block + 1) * BLOCK + c, at, strips.len()));
             for (g, whole) in whole.iter_mut().enumerate() {
                 // SAFETY: a column of the block, and one of the strips.
-                let bytes = rule.bytes(unsafe { words.states::<V>(c, g, mask) });
+                let bytes = rule.bytes(unsafe { words.states(c, g, mask) });
                 for (whole, factors) in whole.iter_mut().zip(factors) {
                     // SAFETY: a column of the block.
                     *whole = whole.add_bytes(bytes, V::splat_bits(unsafe { *factors.add(c) }));

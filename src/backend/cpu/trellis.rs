@@ -10,7 +10,9 @@ use std::ops::Range;
 
 use super::rows::{LINES, Line, Panels};
 use crate::codec::trellis::MAX_TILE;
-use crate::codec::trellis::decode::{AnyRule, Decode, Parts, Rule, Strip, View, widen, with_width};
+use crate::codec::trellis::decode::{
+    AnyRule, Decode, Parts, Rule, Strip, Together, View, together, widen, with_width,
+};
 use crate::numeric::dot::PANEL;
 use crate::numeric::lanes::{Kernel, LANES, Lanes};
 use crate::numeric::prefetch_line;
@@ -81,17 +83,10 @@ impl<R: Rule, const BITS: u32> Kernel for OneBy<'_, '_, R, BITS> {
         let Self { view, rule, x, rows, out } = self;
         let (mut inputs, mut of_x) = ([0.0; PANEL], [0.0; PANEL]);
         let mut sums: [Sums; MAX_TILE / LANES] = [[[0.0; LANES]; LANES]; MAX_TILE / LANES];
-        let mut strips = Vec::with_capacity(sums.len());
         let mut first = rows.start;
         while first < rows.end {
             let end = view.tile_end(first).min(rows.end);
-            strips.clear();
-            let mut row = first;
-            while row < end {
-                let strip = view.strip(row);
-                row = strip.rows.end;
-                strips.push(strip);
-            }
+            let strips = view.strips(first..end);
             let scales = view.inputs(first).expect("a scale for each column");
             for start in (0..x.len()).step_by(PANEL) {
                 let panel = start..x.len().min(start + PANEL);
@@ -102,17 +97,19 @@ impl<R: Rule, const BITS: u32> Kernel for OneBy<'_, '_, R, BITS> {
                 for near in panel.clone().step_by(NEAR) {
                     let columns = near..panel.end.min(near + NEAR);
                     let own = near - start..columns.end - start;
-                    let near = Near {
+                    let work = &mut Near::<_, _, BITS> {
                         rule,
                         mask: view.mask::<V>(),
+                        strips: &strips,
                         x: &of_x[own.clone()],
                         inputs: &inputs[own],
                         columns,
+                        sums: &mut sums,
                     };
                     if V::IN_REGISTERS >= 32 {
-                        near.all::<BITS, 4>(&strips, &mut sums);
+                        together::<BITS, 4>(&strips, work);
                     } else {
-                        near.all::<BITS, 2>(&strips, &mut sums);
+                        together::<BITS, 2>(&strips, work);
                     }
                 }
                 for (strip, sums) in strips.iter().zip(&sums) {
@@ -129,40 +126,25 @@ impl<R: Rule, const BITS: u32> Kernel for OneBy<'_, '_, R, BITS> {
 /// Sums of a strip's rows, one vector for each lane of [`crate::numeric::dot`].
 type Sums = [[f32; LANES]; LANES];
 
-/// Some columns of a tile.
-struct Near<'a, V, R> {
+/// Some columns of a tile, and what its strips add to.
+struct Near<'a, 'b, V, R, const BITS: u32> {
     rule: R,
     mask: V,
+    strips: &'a [Strip<'b>],
     columns: Range<usize>,
     /// Of these columns.
     x: &'a [f32],
     inputs: &'a [f32],
+    /// One for each strip.
+    sums: &'a mut [Sums],
 }
 
-impl<V: Lanes, R: Rule> Near<'_, V, R> {
-    /// Adds x[k] · w[n, k] to the lane k mod 16 of the sums of each row n, `G` strips at a time and then one.
+impl<V: Lanes, R: Rule, const BITS: u32> Together for Near<'_, '_, V, R, BITS> {
+    /// Adds x[k] · w[n, k] to the lane k mod 16 of the sums of each row n of `G` strips.
     #[inline(always)]
-    fn all<const BITS: u32, const G: usize>(&self, strips: &[Strip<'_>], sums: &mut [Sums]) {
-        let mut at = 0;
-        while at < strips.len() {
-            let (from, sums) = ((strips, at), &mut sums[at..]);
-            at += match (strips.len() - at >= G, strips[at].is_parted(BITS)) {
-                (true, false) => self.strips::<BITS, G, false>(from, sums),
-                (true, true) if strips[at].number() == 0 => self.strips::<BITS, G, true>(from, sums),
-                (_, false) => self.strips::<BITS, 1, false>(from, sums),
-                (_, true) => self.strips::<BITS, 1, true>(from, sums),
-            };
-        }
-    }
-
-    /// Those of `G` strips from strip `at` on, of which the first are parted if any are; gives `G`.
-    #[inline(always)]
-    fn strips<const BITS: u32, const G: usize, const PARTED: bool>(
-        &self,
-        (strips, at): (&[Strip<'_>], usize),
-        sums: &mut [Sums],
-    ) -> usize {
-        let Self { rule, mask, x, inputs, .. } = *self;
+    fn take<const G: usize, const PARTED: bool>(&mut self, at: usize) -> usize {
+        let Self { rule, mask, strips, x, inputs, .. } = *self;
+        let sums = &mut self.sums[at..];
         let len = self.columns.len();
         let mut room = Parts::new();
         let words = strips[at].below::<BITS, G, PARTED>(self.columns.clone(), &mut room);
@@ -182,7 +164,7 @@ impl<V: Lanes, R: Rule> Near<'_, V, R> {
                     unsafe { (V::splat(*x.get_unchecked(c)), V::splat(*inputs.get_unchecked(c))) };
                 for (g, (sum, outputs)) in all.iter_mut().zip(outputs).enumerate() {
                     // SAFETY: a column of these, and one of the strips.
-                    let states = unsafe { words.states::<V>(c, g, mask) };
+                    let states = unsafe { words.states(c, g, mask) };
                     *sum = x.fma(rule.values(states).mul(input).mul(outputs), *sum);
                 }
                 c += LANES;

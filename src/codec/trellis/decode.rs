@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Along, Codebook, Trellis, tile_words};
+use super::{Along, Codebook, MAX_TILE, Trellis, tile_words};
 use crate::codec::Part;
 use crate::numeric::dot::PANEL;
 use crate::numeric::f16_to_f32;
@@ -246,6 +246,17 @@ impl<'a> View<'a> {
         }
     }
 
+    /// The strips of `rows`, which share tiles. Tiles must lie along outputs.
+    pub fn strips(&self, rows: Range<usize>) -> Vec<Strip<'a>> {
+        let (mut strips, mut row) = (Vec::with_capacity(MAX_TILE / LANES), rows.start);
+        while row < rows.end {
+            let strip = self.strip(row);
+            row = strip.rows.end;
+            strips.push(strip);
+        }
+        strips
+    }
+
     /// At which byte of its ring the windows of the sixteen weights begin that weight `t` is of.
     #[inline(always)]
     fn at(&self, t: usize) -> usize {
@@ -274,6 +285,26 @@ pub(crate) struct Strip<'a> {
     lane: usize,
     /// Rows of the view.
     pub rows: Range<usize>,
+}
+
+/// What is done with strips of a tile, several at a time.
+pub(crate) trait Together {
+    /// Takes `G` strips from strip `at` on, of which the first are parted if any are; gives `G`.
+    fn take<const G: usize, const PARTED: bool>(&mut self, at: usize) -> usize;
+}
+
+/// Takes a tile's strips `G` at a time, and then one.
+#[inline(always)]
+pub(crate) fn together<const BITS: u32, const G: usize>(strips: &[Strip<'_>], work: &mut impl Together) {
+    let mut at = 0;
+    while at < strips.len() {
+        at += match (strips.len() - at >= G, strips[at].is_parted(BITS)) {
+            (true, false) => work.take::<G, false>(at),
+            (true, true) if strips[at].number == 0 => work.take::<G, true>(at),
+            (_, false) => work.take::<1, false>(at),
+            (_, true) => work.take::<1, true>(at),
+        };
+    }
 }
 
 /// Columns of [`Strip::below`], at most.
@@ -318,12 +349,6 @@ impl Strip<'_> {
                 V::load_f16(&all)
             }
         }
-    }
-
-    /// How many of the tile's strips come before it.
-    #[inline(always)]
-    pub fn number(&self) -> usize {
-        self.number
     }
 
     /// Whether its words lie partly at the end of the ring and partly at the beginning: only the first strips' of a tile.
