@@ -449,10 +449,10 @@ fn pinned_source(plan: &Plan, provenance: &Provenance) -> Digest {
 /// Notes of the plan, and one for each module that its encoder repaired.
 pub(crate) fn all_notes(plan: &Plan, folded: &Folded, modules: &[SealedModule]) -> Vec<Note> {
     let repairs = modules.iter().zip(&plan.modules).flat_map(|(sealed, module)| {
-        sealed.repairs().rows().map(|(kind, groups)| Note {
+        sealed.repairs().rows().map(|(kind, count)| Note {
             kind: NoteKind::Repair,
             subject: module.output.rule_path(),
-            detail: format!("has {groups} groups with {}", repair_words(kind)),
+            detail: format!("has {count} {}", repair_words(kind)),
         })
     });
     let lost = plan.compared.iter().filter(|compared| !compared.wins).map(|compared| Note {
@@ -474,9 +474,14 @@ pub(crate) fn all_notes(plan: &Plan, folded: &Folded, modules: &[SealedModule]) 
 
 fn repair_words(kind: crate::quant::Repair) -> &'static str {
     match kind {
-        crate::quant::Repair::ScaleUnderflow => "a scale below the format's range, written as zeros",
-        crate::quant::Repair::ScaleOverflow => "a scale above the format's range, clamped",
-        crate::quant::Repair::PathSaturated => "a tile whose costs left fixed point, searched again in f32",
+        crate::quant::Repair::ScaleUnderflow => {
+            "groups whose scale is below the format's range, written as zeros"
+        }
+        crate::quant::Repair::ScaleOverflow => "groups whose scale is above the format's range, clamped",
+        crate::quant::Repair::PathSaturated => "tiles whose costs left fixed point, searched again in f32",
+        crate::quant::Repair::OutOfReach => {
+            "weights more than twice as far out as its codebook reaches, cut off; a rotation spreads such weights"
+        }
     }
 }
 

@@ -88,6 +88,9 @@ pub struct SealedModule {
     /// Tiles that were searched again in f32.
     #[serde(default)]
     pub path_saturated: u64,
+    /// Weights stored as the farthest value of their codebook, far from where they are.
+    #[serde(default)]
+    pub out_of_reach: u64,
 }
 
 impl SealedModule {
@@ -101,6 +104,7 @@ impl SealedModule {
             scale_underflow: repairs.scale_underflow,
             scale_overflow: repairs.scale_overflow,
             path_saturated: repairs.path_saturated,
+            out_of_reach: repairs.out_of_reach,
         }
     }
 
@@ -115,6 +119,7 @@ impl SealedModule {
             scale_underflow: self.scale_underflow,
             scale_overflow: self.scale_overflow,
             path_saturated: self.path_saturated,
+            out_of_reach: self.out_of_reach,
         }
     }
 }

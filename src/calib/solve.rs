@@ -175,6 +175,7 @@ fn reason(refusal: &Refusal) -> &'static str {
         Refusal::NotPositive { .. } => "not-positive",
         Refusal::NonFinite => "non-finite",
         Refusal::ScaleCeiling { .. } => "scale-ceiling",
+        Refusal::ErrorCeiling { .. } => "error-ceiling",
         Refusal::WorseThanNearest { .. } => "worse-than-nearest",
     }
 }

@@ -1,7 +1,7 @@
 //! What a folder of weights holds.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Serialize;
 
@@ -17,8 +17,8 @@ use crate::tensor::{Dtype, Shape};
 /// A folder's content, from headers alone.
 #[derive(Debug, Clone, Serialize)]
 pub struct Inspection {
-    /// The folder or file.
-    pub path: PathBuf,
+    /// The folder or file, as it is shown: names need not be UTF-8.
+    pub path: String,
     /// `artifact` (ours), `mlx` (quantized or MLX layout) or `checkpoint`.
     pub kind: &'static str,
     /// `model_type` of `config.json`, if there is one.
@@ -184,7 +184,7 @@ pub fn inspect(path: &Path) -> Outcome<Inspection> {
     let file_bytes: u64 = files.iter().map(|file| file.bytes).sum();
     let mlx = files.iter().any(|file| file.metadata.get("format").is_some_and(|format| format == "mlx"));
     Ok(Inspection {
-        path: path.to_owned(),
+        path: path.display().to_string(),
         kind: if artifact.is_some() {
             "artifact"
         } else if mlx {

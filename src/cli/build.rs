@@ -221,7 +221,7 @@ impl BuildArgs {
         let sizes = &plan.sizes;
         if self.common.json {
             print::json(&json!({
-                "path": built.path, "digest": built.digest, "sizes": sizes, "notes": built.notes,
+                "path": built.path.display().to_string(), "digest": built.digest, "sizes": sizes, "notes": built.notes,
                 "transform": built.transform, "calibration": built.calibration, "measured": plan.measured,
                 "allocation": plan.allocation, "compared": plan.compared,
                 "modules": plan.modules.len(), "resumed_modules": built.resumed_modules,

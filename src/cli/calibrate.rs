@@ -81,7 +81,9 @@ impl CalibrateArgs {
         work.remove()?;
         let contents = target.join(CONTENTS);
         if self.common.json {
-            print::json(&json!({ "path": target, "contents": contents, "text": text }))?;
+            print::json(&json!({
+                "path": target.display().to_string(), "contents": contents.display().to_string(), "text": text,
+            }))?;
         } else {
             print::text(&format!(
                 "second moments   {}\ntokens           {} in {} rows of up to {}\ntokens digest    {}\n",

@@ -73,7 +73,7 @@ impl RepackArgs {
         let (before, after) = (plan.source_bytes(), plan.bytes());
         if self.common.json {
             print::json(&json!({
-                "path": target, "digest": digest, "source_digest": record.source.digest, "to": record.to,
+                "path": target.display().to_string(), "digest": digest, "source_digest": record.source.digest, "to": record.to,
                 "all": record.all, "modules": record.modules, "source_weight_file_bytes": before,
                 "weight_file_bytes": after, "threads": limits.threads, "isa": limits.isa.to_string(),
                 "elapsed_s": began.elapsed().as_secs_f64(),

@@ -104,6 +104,8 @@ pub enum Repair {
     ScaleOverflow,
     /// A tile's costs left the range of fixed point, and it was searched again in f32.
     PathSaturated,
+    /// A weight is more than twice as far out as its codebook reaches, and is stored as the farthest value.
+    OutOfReach,
 }
 
 impl Repair {
@@ -113,6 +115,7 @@ impl Repair {
             Repair::ScaleUnderflow => "scale-underflow",
             Repair::ScaleOverflow => "scale-overflow",
             Repair::PathSaturated => "path-saturated",
+            Repair::OutOfReach => "out-of-reach",
         }
     }
 }
@@ -126,6 +129,8 @@ pub struct Repairs {
     pub scale_overflow: u64,
     /// Tiles of [`Repair::PathSaturated`].
     pub path_saturated: u64,
+    /// Weights of [`Repair::OutOfReach`].
+    pub out_of_reach: u64,
 }
 
 impl Repairs {
@@ -135,6 +140,7 @@ impl Repairs {
             (Repair::ScaleUnderflow, self.scale_underflow),
             (Repair::ScaleOverflow, self.scale_overflow),
             (Repair::PathSaturated, self.path_saturated),
+            (Repair::OutOfReach, self.out_of_reach),
         ];
         kinds.into_iter().filter(|(_, count)| *count > 0)
     }
@@ -145,6 +151,7 @@ impl AddAssign for Repairs {
         self.scale_underflow += other.scale_underflow;
         self.scale_overflow += other.scale_overflow;
         self.path_saturated += other.path_saturated;
+        self.out_of_reach += other.out_of_reach;
     }
 }
 

@@ -106,3 +106,23 @@ fn names_from_files_reach_the_terminal_as_text() {
 fn a_measurement_of_no_codec_is_refused() {
     tqc!("bench", "encode", "--codec", "zzz").expect(2);
 }
+
+/// Elsewhere file names are text.
+#[cfg(target_os = "linux")]
+#[test]
+fn names_that_are_no_text_are_shown_as_well_as_they_can_be() {
+    use std::os::unix::ffi::OsStrExt as _;
+
+    let dir = temp();
+    let odd = dir.path().join(std::ffi::OsStr::from_bytes(b"not \xff text"));
+    fs::create_dir(&odd).unwrap();
+    let recipe = recipe(&odd, &default_codec(AFFINE_4_32));
+    let shown = |run: &Run| run.json()["path"].as_str().unwrap().to_owned();
+    let (built, expanded) = (odd.join("built"), odd.join("expanded"));
+    let run = tqc!("build", recipe, "--source", fixture("llama-tied"), "-o", built, "--json").expect(0);
+    assert!(shown(&run).ends_with("not \u{fffd} text/built"), "{}", run.stdout);
+    let run = tqc!("inspect", built, "--json").expect(0);
+    assert!(shown(&run).ends_with("built"), "{}", run.stdout);
+    let run = tqc!("repack", built, "-o", expanded, "--to", "bf16", "--all", "--json").expect(0);
+    assert!(shown(&run).ends_with("expanded"), "{}", run.stdout);
+}

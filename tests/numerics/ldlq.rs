@@ -12,7 +12,7 @@ use tqc::numeric::{Parallel, serial};
 use tqc::quant::gptq::{GptqOptions, GptqReport, Refusal, Weighted};
 use tqc::quant::ldlq::{nearest, solve};
 use tqc::quant::trellis::{Encoder, Options, Workspace};
-use tqc::quant::{QuantError, RowLoss, Rows};
+use tqc::quant::{QuantError, Repair, RowLoss, Rows};
 use tqc::tensor::Float;
 
 use crate::gptq::{correlated, gaussian, proxy, rows_of, threads};
@@ -298,6 +298,37 @@ fn zeros_stay_zeros_and_what_leaves_no_room_for_a_scale_is_refused() {
         let small: Vec<f32> = values.iter().map(|w| w * 1e-20).collect();
         let rows = Rows { values: &small, ..rows };
         assert!(plain(spec, rows, Isa::best(), &serial).unwrap().repairs.scale_underflow > 0);
+    }
+}
+
+#[test]
+fn weights_that_are_cut_off_are_counted() {
+    let (n, k) = (256, 512);
+    let mut values = gaussian(n * k, Float::Bf16, 22);
+    values[100 * k + 77] = 1e3;
+    for along in [Along::Outputs, Along::Inputs] {
+        for scales in [Scales::Both, Scales::One] {
+            let rows = Rows { values: &values, in_features: k, float: Float::Bf16, ahead: &[] };
+            let encoded = plain(trellis(3, along, scales), rows, Isa::best(), &serial).unwrap();
+            let half = |bytes: &[u8]| half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
+            let first: Vec<f32> = encoded.planes[1].chunks(2).map(half).collect();
+            let second: Vec<f32> = encoded
+                .planes
+                .get(2)
+                .map_or(vec![1.0; n.max(k)], |plane| plane.chunks(2).map(half).collect());
+            let far = |i: &usize| {
+                let (first, second) = match along {
+                    Along::Outputs => (first[i % k], second[i / k]),
+                    Along::Inputs => (first[i / k], second[i % k]),
+                };
+                // The farthest value of `bs12` is −510.
+                values[*i].abs() > 1020.0 * first * second
+            };
+            let expected = (0..n * k).filter(far).count() as u64;
+            assert!(expected > 0, "{along:?} {scales:?}");
+            let counted = encoded.repairs.rows().find(|(kind, _)| *kind == Repair::OutOfReach);
+            assert_eq!(counted, Some((Repair::OutOfReach, expected)), "{along:?} {scales:?}");
+        }
     }
 }
 

@@ -41,6 +41,7 @@ ARMS = {
     "LDLQ, inputs, one scale": ('trellis = {{ bits = {bits}, along = "inputs", scales = "one" }}', "ldlq", MOMENTS),
     "LDLQ, rotated": ("trellis = {{ bits = {bits} }}", "ldlq", TEXT + ROTATED),
     "LDLQ, mixed": ("trellis = {{ bits = {bits} }}", "ldlq", MOMENTS + MIXED),
+    "LDLQ, mixed, rotated": ("trellis = {{ bits = {bits} }}", "ldlq", TEXT + ROTATED + MIXED),
 }
 # Rows of the embedding are looked up, not multiplied with.
 RULES = '[[rule]]\nmatch = "*.embed_tokens"\ncodec = {{ affine = {{ bits = 4, group = 64 }} }}\n'
@@ -89,13 +90,13 @@ def run(args):
         for bits in args.bits:
             for label in ARMS:
                 key, like = f"{name}|{bits}|{label}", done.get(f"{name}|{int(bits)}|LDLQ")
-                if (args.arms and label not in args.arms) or (bits % 1 and label != "LDLQ, mixed"):
+                if (args.arms and label not in args.arms) or (bits % 1 and MIXED not in ARMS[label][2]):
                     continue
                 row = done.get(key)
                 if row and (row["tasks"] or not args.suite) and (row["stop"] or not args.stop):
                     continue
                 size = ""
-                if label == "LDLQ, mixed":
+                if MIXED in ARMS[label][2]:
                     # So many bits for each weight that the trellis holds more or less than the uniform arm.
                     size = f'bytes = "{like["bytes"] + int((bits - int(bits)) * like["quantized"] / 8)}B"'
                 where = args.out / "recipe.toml"

@@ -108,6 +108,14 @@ pub enum Refusal {
         /// Four times the greatest magnitude of the base quantizer.
         ceiling: f32,
     },
+    /// An error has grown.
+    #[error("an error that costs {found:e} is above the ceiling of {ceiling:e}")]
+    ErrorCeiling {
+        /// The greatest h_k e².
+        found: f64,
+        /// Four times the greatest without feedback, as a magnitude: 16 times its square.
+        ceiling: f64,
+    },
     /// The loss is above that of the base quantizer.
     #[error("the loss {found:e} is above that of the nearest codes, {nearest:e}")]
     WorseThanNearest {

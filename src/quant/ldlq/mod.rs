@@ -17,8 +17,9 @@
 //! scale is that root mean square over the code's operating scale, rounded to f16, and tiles are coded against it as
 //! rounded. Feedback makes targets larger than weights: [`drift`].
 //!
-//! **Guard.** As GPTQ's: a damping whose factor does not exist, whose values are not finite, or whose loss is above
-//! that of tiles without feedback is refused, and the next is tried.
+//! **Guard.** As GPTQ's: a damping whose factor does not exist, whose values are not finite, whose greatest error,
+//! times the root of its input's second moment, is above four times that of tiles without feedback, or whose loss
+//! is above theirs is refused, and the next is tried.
 //!
 //! Sources: Chee et al., QuIP, arXiv 2307.13304; Tseng et al., QTIP, arXiv 2406.11235, section 3 and algorithm 5, for tiles
 //! under feedback; ExLlamaV3, for scales of inputs and outputs, their refit and the drift.
@@ -45,6 +46,12 @@ use scales::{ScaleError, Vectors};
 
 /// Columns between two products with the errors of all columns before.
 const PANEL: usize = 128;
+
+/// By what feedback may exceed the greatest error of tiles without it.
+const CEILING: f64 = 4.0;
+
+/// A weight so many times as far out as the codebook reaches is counted: [`Repairs::out_of_reach`].
+const FAR: f32 = 2.0;
 
 /// Rows that are worked on together where tiles lie along inputs.
 const ROWS: usize = 32;
@@ -99,7 +106,7 @@ pub fn nearest(
     let mut state = State::new(&job, scales.vectors);
     let saturated = job.pass(None, &mut state).map_err(|error| job.moved(&error))?;
     job.store(&state, planes, losses);
-    Ok(Repairs { scale_underflow: scales.underflows, path_saturated: saturated, ..Repairs::default() })
+    Ok(job.repairs(&state, scales.underflows, saturated))
 }
 
 /// Fills `planes` and `losses` of one matrix with codes that are good under `weighted.hessian`.
@@ -130,7 +137,10 @@ pub fn solve(
     let diagonal = h.diagonal();
     let mean = diagonal.iter().map(|x| f64::from(*x)).sum::<f64>() / h.n().max(1) as f64;
     let stored: Vec<&[u8]> = planes.iter().map(|plane| &**plane).collect();
-    let nearest_loss = job.loss(&job.errors_of(&stored), h);
+    let nearest_errors = job.errors_of(&stored);
+    let nearest_loss = job.loss(&nearest_errors, h);
+    let ceiling = CEILING * CEILING * job.worst(&nearest_errors, &diagonal);
+    drop(nearest_errors);
     let mut report = GptqReport {
         damping: None,
         refused: Vec::new(),
@@ -170,9 +180,11 @@ pub fn solve(
             if options.sweeps > 0 {
                 job.refit(h, damping, &mut state);
             }
-            let loss = job.loss(&state.errors, h);
+            let (loss, worst) = (job.loss(&state.errors, h), job.worst(&state.errors, &diagonal));
             if !loss.is_finite() {
                 Err(Refusal::NonFinite)
+            } else if worst > ceiling {
+                Err(Refusal::ErrorCeiling { found: worst, ceiling })
             } else if loss > nearest_loss {
                 Err(Refusal::WorseThanNearest { found: loss, nearest: nearest_loss })
             } else {
@@ -182,11 +194,7 @@ pub fn solve(
         match tried {
             Ok((state, loss, saturated, penalty)) => {
                 job.store(&state, planes, losses);
-                repairs = Repairs {
-                    scale_underflow: scales.underflows,
-                    path_saturated: saturated,
-                    ..Repairs::default()
-                };
+                repairs = job.repairs(&state, scales.underflows, saturated);
                 (report.damping, report.loss) = (Some(rung), loss);
                 report.penalty = (job.columns_together() > 1).then_some(penalty);
                 break;
@@ -320,6 +328,30 @@ impl<'a> Job<'a> {
             part.1 = proxy(part.0, h, self.isa);
         });
         parts.into_iter().map(|part| part.into_inner().expect("a panic ends the search").1).sum()
+    }
+
+    /// The greatest h_k e², which is no sum and so has no order.
+    fn worst(&self, errors: &[f32], diagonal: &[f32]) -> f64 {
+        let of = |row: &[f32]| {
+            let costs = row.iter().zip(diagonal).map(|(e, h)| f64::from(*e) * f64::from(*e) * f64::from(*h));
+            costs.fold(0.0, f64::max)
+        };
+        errors.chunks_exact(self.rows.in_features).map(of).fold(0.0, f64::max)
+    }
+
+    fn repairs(&self, state: &State, scale_underflow: u64, path_saturated: u64) -> Repairs {
+        let values = self.encoder.codebook().values();
+        let far = FAR * values.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+        let Vectors { inputs, outputs } = &state.vectors;
+        let rows = self.rows.values.chunks_exact(self.rows.in_features).zip(outputs);
+        let out_of_reach = rows.map(|(row, output)| {
+            let is_far = |(w, input): (&f32, &f32)| {
+                let reach = far * input * output;
+                reach > 0.0 && w.abs() > reach
+            };
+            row.iter().zip(inputs).filter(|pair| is_far(*pair)).count() as u64
+        });
+        Repairs { scale_underflow, path_saturated, out_of_reach: out_of_reach.sum(), ..Repairs::default() }
     }
 
     /// w − decode of stored planes.
