@@ -350,6 +350,9 @@ pub struct WeighedRecord {
     /// one column; the largest of all experts.
     #[serde(default)]
     pub tile_penalty: Option<f64>,
+    /// Whether a file said what errors in outputs cost together: losses are then of tr(E H Eᵀ G).
+    #[serde(default)]
+    pub two_sided: bool,
 }
 
 /// What one expert saw.

@@ -148,7 +148,7 @@ fn searched(values: &[f32], h: &Symmetric, refit: bool, isa: Isa, parallel: Para
         planes.iter().map(|plane| vec![0; plane.bytes_of(plane.begun(0..rows as u64))]).collect();
     let mut planes: Vec<&mut [u8]> = planes.iter_mut().map(Vec::as_mut_slice).collect();
     let mut losses = vec![RowLoss::default(); rows];
-    let weighted = Weighted { values, in_features: h.n(), float: Float::Bf16, hessian: h };
+    let weighted = Weighted { values, in_features: h.n(), float: Float::Bf16, hessian: h, outputs: None };
     let options = GptqOptions { refit, ..GptqOptions::default() };
     let nearest = quantizer("mlx").expect("it is registered");
     let start = Instant::now();

@@ -1,4 +1,4 @@
-//! What goes into the linear layers of one decoder layer, as sums over tokens.
+//! What goes into the linear layers of one decoder layer, as sums over tokens; and what a file says of their outputs.
 //!
 //! H = Σ_t x_t x_tᵀ over the tokens of a text, and Σ_t |x_t| channel by channel. Layers that read the same values share
 //! one sum; each expert has its own. Rows come in the parts that [`crate::runtime::Stream`] cuts, which depend on the
@@ -87,7 +87,7 @@ impl<'a> Collector<'a> {
         let infinite = || self.inputs.iter().find(|(_, input)| !input.hessian.is_finite());
         match self.bad.clone().or_else(|| infinite().map(|(key, _)| key.module.clone())) {
             Some(module) => Err(CalibError::NonFinite { module }),
-            None => Ok(Inputs { inputs: self.inputs, shared: self.shared }),
+            None => Ok(Inputs { inputs: self.inputs, shared: self.shared, outputs: BTreeMap::new() }),
         }
     }
 }
@@ -97,6 +97,7 @@ impl<'a> Collector<'a> {
 pub struct Inputs {
     inputs: BTreeMap<InputKey, Input>,
     shared: BTreeMap<String, String>,
+    outputs: BTreeMap<InputKey, Symmetric>,
 }
 
 impl Inputs {
@@ -117,6 +118,16 @@ impl Inputs {
     pub fn get(&self, module: &str, expert: Option<usize>) -> Option<&Input> {
         let module = self.shared.get(module)?.clone();
         self.inputs.get(&InputKey { module, expert })
+    }
+
+    /// Adds what errors in the outputs of a module, or of one of its experts, cost.
+    pub(super) fn insert_outputs(&mut self, key: InputKey, outputs: Symmetric) {
+        self.outputs.insert(key, outputs);
+    }
+
+    /// What errors in the outputs of a module cost together, or of one of its experts; none if no file says.
+    pub fn outputs(&self, module: &str, expert: Option<usize>) -> Option<&Symmetric> {
+        self.outputs.get(&InputKey { module: module.to_owned(), expert })
     }
 
     /// What goes into all experts of a module together.

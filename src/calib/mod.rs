@@ -31,6 +31,7 @@ pub use moments::{CONTENTS, Contents, InputRow, Moments};
 pub use overlap::{NGRAMS, Ngrams, Overlap};
 pub use text::{Rows, rows};
 
+use crate::arch::Role;
 use crate::artifact::open::file_digest;
 use crate::artifact::provenance::{CalibrationRecord, CalibrationText, WeighedRecord};
 use crate::backend::Precision;
@@ -40,7 +41,7 @@ use crate::failure::{Exit, Failure, Outcome};
 use crate::fold::{FoldError, Folded, Planned, Watch, fold};
 use crate::plan::{CalibratedFrom, CalibrationPlan, LayerTime, Module, Note, NoteKind, Plan};
 use crate::process::PeakMemory;
-use crate::quant::weighs;
+use crate::quant::{LDLQ, weighs};
 use crate::recipe::Activations;
 use crate::runtime::{Residual, Stream, Weights};
 
@@ -346,7 +347,13 @@ impl<'a> Calibration<'a> {
         let moments = Moments::open(&path, self.plan)?;
         for (index, module) in self.open("") {
             let name = module.output.rule_path();
-            let inputs = moments.inputs(&path, &name, module.work.row_elements)?;
+            let mut inputs = moments.inputs(&path, &name, module.work.row_elements)?;
+            if module.assignment.encoder == LDLQ {
+                let experts =
+                    (module.output.role == Role::Experts).then(|| module.output.shape.0[0] as usize);
+                let channels = module.rows as usize / experts.unwrap_or(1);
+                moments.outputs(&path, &name, channels, experts, &mut inputs)?;
+            }
             self.solve(&[(index, module)], &inputs)?;
         }
         Ok(())

@@ -46,6 +46,9 @@ pub struct Contents {
     pub text: Option<CalibrationText>,
     /// One row a sum.
     pub inputs: Vec<InputRow>,
+    /// One row for each module, or expert, whose outputs' errors have costs. `tqc calibrate` writes none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outputs: Vec<OutputRow>,
     /// Files beside this one, with their SHA-256.
     pub files: BTreeMap<String, Digest>,
 }
@@ -63,6 +66,20 @@ pub struct InputRow {
     /// Tokens that were summed over.
     pub tokens: u64,
     /// The file that holds `NAME.hessian` and `NAME.magnitude`.
+    pub file: String,
+}
+
+/// What errors in the outputs of one matrix cost together.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OutputRow {
+    /// What its tensor's name begins with.
+    pub name: String,
+    /// The module, as rules name it.
+    pub module: String,
+    /// Number of the expert; null for other modules.
+    pub expert: Option<usize>,
+    /// The file that holds `NAME.output_hessian`.
     pub file: String,
 }
 
@@ -136,6 +153,7 @@ pub(super) fn write_contents(
         basis: plan.basis(),
         text: Some(text),
         inputs,
+        outputs: Vec::new(),
         files,
     };
     let path = out.join(CONTENTS);
@@ -177,7 +195,8 @@ impl Moments {
             return Err(other("basis", contents.basis, plan.basis()).into());
         }
         let folder = path.parent().unwrap_or(Path::new(""));
-        let files: BTreeSet<&String> = contents.inputs.iter().map(|row| &row.file).collect();
+        let files = contents.inputs.iter().map(|row| &row.file);
+        let files: BTreeSet<&String> = files.chain(contents.outputs.iter().map(|row| &row.file)).collect();
         for file in &files {
             let Some(needed) = contents.files.get(*file).filter(|_| is_plain(file)) else {
                 return Err(bad(format!("it has no digest of `{file}`")).into());
@@ -204,7 +223,8 @@ impl Moments {
         for row in rows {
             let bad = |problem: String| CalibError::NotMoments { path: path.to_owned(), problem };
             let full = self.values(&format!("{}.hessian", row.name), &[channels, channels]).map_err(bad)?;
-            check(&full, channels).map_err(|problem| bad(format!("`{}.hessian` {problem}", row.name)))?;
+            check(|i, j| full[i * channels + j], channels)
+                .map_err(|problem| bad(format!("`{}.hessian` {problem}", row.name)))?;
             let magnitude = self.values(&format!("{}.magnitude", row.name), &[channels]).unwrap_or_default();
             let input = Input {
                 hessian: Symmetric::from_full(&full, channels),
@@ -219,31 +239,75 @@ impl Moments {
         Ok(inputs)
     }
 
+    /// Adds to `inputs` what errors in a module's outputs cost, of its experts each, if the file says.
+    ///
+    /// # Errors
+    /// [`CalibError::NotMoments`] for a matrix that is not of N channels, not symmetric, not finite, or negative on its
+    /// diagonal; for an expert that the module has not.
+    pub(super) fn outputs(
+        &self,
+        path: &Path,
+        module: &str,
+        channels: usize,
+        experts: Option<usize>,
+        inputs: &mut Inputs,
+    ) -> Result<(), CalibError> {
+        for row in self.contents.outputs.iter().filter(|row| row.module == module) {
+            let bad = |problem: String| CalibError::NotMoments { path: path.to_owned(), problem };
+            let name = format!("{}.output_hessian", row.name);
+            if row.expert.is_some() != experts.is_some() || row.expert >= experts.map_or(Some(1), Some) {
+                let expert = row.expert.map_or("null".to_owned(), |expert| expert.to_string());
+                return Err(bad(format!(
+                    "`{name}` is of expert {expert} of `{module}`, which has none such"
+                )));
+            }
+            let whole = self.tensor(&name, &[channels, channels]);
+            let packed = || self.tensor(&name, &[channels * (channels + 1) / 2]);
+            let (values, is_packed) = match whole {
+                Ok(values) => (values, false),
+                Err(problem) => (packed().map_err(|_| bad(problem))?, true),
+            };
+            let get = |i: usize, j: usize| {
+                let (i, j) = if is_packed { (i.min(j), i.max(j)) } else { (i, j) };
+                let at = if is_packed { i * (2 * channels - i + 1) / 2 + j - i } else { i * channels + j };
+                f32::from_le_bytes(values[at])
+            };
+            check(get, channels).map_err(|problem| bad(format!("`{name}` {problem}")))?;
+            let key = InputKey { module: module.to_owned(), expert: row.expert };
+            inputs.insert_outputs(key, Symmetric::from_lower(channels, get));
+        }
+        Ok(())
+    }
+
     /// A tensor's values, if it is f32 and of this shape.
     fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, String> {
+        Ok(self.tensor(name, shape)?.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+    }
+
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<&[[u8; 4]], String> {
         let entry = self.checkpoint.get(name).ok_or_else(|| format!("there is no tensor `{name}`"))?;
         let needed = Shape(shape.iter().map(|d| *d as u64).collect());
         if (entry.dtype, &entry.shape) != (Dtype::F32, &needed) {
             return Err(format!("`{name}` is {} {}, not F32 {needed}", entry.dtype, entry.shape));
         }
-        let bytes = self.checkpoint.bytes(entry).as_chunks::<4>().0;
-        Ok(bytes.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+        Ok(self.checkpoint.bytes(entry).as_chunks::<4>().0)
     }
 }
 
 /// What is wrong with a matrix of second moments.
-fn check(full: &[f32], n: usize) -> Result<(), String> {
-    if let Some(at) = full.iter().position(|value| !value.is_finite()) {
-        return Err(format!("holds {} at [{}, {}]", full[at], at / n, at % n));
+fn check(get: impl Fn(usize, usize) -> f32, n: usize) -> Result<(), String> {
+    let all = (0..n * n).map(|at| (at / n, at % n));
+    if let Some((i, j)) = all.into_iter().find(|(i, j)| !get(*i, *j).is_finite()) {
+        return Err(format!("holds {} at [{i}, {j}]", get(i, j)));
     }
     for i in 0..n {
-        let diagonal = full[i * n + i];
+        let diagonal = get(i, i);
         if diagonal < 0.0 {
             return Err(format!("holds {diagonal} at [{i}, {i}], which is no mean of squares"));
         }
         for j in 0..i {
-            let (a, b) = (full[i * n + j], full[j * n + i]);
-            if (a - b).abs() > ASYMMETRY * diagonal.max(full[j * n + j]) {
+            let (a, b) = (get(i, j), get(j, i));
+            if (a - b).abs() > ASYMMETRY * diagonal.max(get(j, j)) {
                 return Err(format!("is not symmetric: {a} at [{i}, {j}], but {b} at [{j}, {i}]"));
             }
         }

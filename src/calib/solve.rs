@@ -14,6 +14,7 @@ use crate::backend::cpu::Cpu;
 use crate::encode::EncodeError;
 use crate::failure::Outcome;
 use crate::fold::{Prepared, values};
+use crate::linalg::Symmetric;
 use crate::plan::{Module, Plan};
 use crate::quant::gptq::{self, GptqOptions, GptqReport, Refusal, Weighted};
 use crate::quant::{GPTQ_REFIT, LDLQ, QuantError, Repairs, RowLoss, Rows, base, ldlq, quantizer};
@@ -97,7 +98,9 @@ pub(super) fn module(
             })
             .collect();
         let values = &matrix[rows.start * columns..rows.end * columns];
-        let found = search(plan, module, values, input, cpu, &mut here, &mut losses[rows.clone()]);
+        let outputs = inputs.outputs(&name, expert);
+        let given = input.map(|input| (input, outputs));
+        let found = search(plan, module, values, given, cpu, &mut here, &mut losses[rows.clone()]);
         let found = found.map_err(|error| refusal(plan, module, rows.start, &error))?;
         account.add(expert, tokens, few, &found);
     }
@@ -134,7 +137,7 @@ fn search(
     plan: &Plan,
     module: &Module,
     values: &[f32],
-    input: Option<&Input>,
+    given: Option<(&Input, Option<&Symmetric>)>,
     cpu: &Cpu,
     planes: &mut [&mut [u8]],
     losses: &mut [RowLoss],
@@ -143,7 +146,7 @@ fn search(
     let (in_features, float) = (module.work.row_elements, module.work.float);
     let base = quantizer(base(encoder)).expect("every encoder has one that stands in");
     let parallel = |count: usize, part: &(dyn Fn(usize) + Sync)| cpu.threads.run(count, part);
-    let Some(input) = input else {
+    let Some((input, outputs)) = given else {
         let rows = Rows { values, in_features, float, ahead: &[] };
         let repairs = match encoder {
             LDLQ => ldlq::nearest(codec, rows, cpu.isa, &parallel, planes, losses)?,
@@ -158,7 +161,7 @@ fn search(
         act_order: choice.act_order,
         damping: choice.damping,
     };
-    let weighted = Weighted { values, in_features, float, hessian: &input.hessian };
+    let weighted = Weighted { values, in_features, float, hessian: &input.hessian, outputs };
     let (report, repairs) = match encoder {
         LDLQ => ldlq::solve(codec, weighted, &options, cpu.isa, &parallel, planes, losses)?,
         _ => {
@@ -202,6 +205,7 @@ impl Account {
             fallbacks: 0,
             experts: Vec::new(),
             tile_penalty: None,
+            two_sided: false,
         };
         Self { record, nearest: 0.0, loss: 0.0, energy: 0.0, repairs: Repairs::default() }
     }
@@ -218,6 +222,7 @@ impl Account {
         };
         let record = &mut self.record;
         record.dead += report.dead_columns;
+        record.two_sided |= report.two_sided;
         record.tile_penalty = record.tile_penalty.into_iter().chain(report.penalty).reduce(f64::max);
         match report.damping {
             Some(damping) => record.damping = Some(record.damping.map_or(damping, |d| d.max(damping))),

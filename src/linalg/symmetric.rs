@@ -56,10 +56,15 @@ impl Symmetric {
     /// If there are not n² values.
     pub fn from_full(full: &[f32], n: usize) -> Self {
         assert_eq!(full.len(), n * n, "values of a matrix of order {n}");
+        Self::from_lower(n, |i, j| full[i * n + j])
+    }
+
+    /// From its values up to the diagonal: `get(i, j)` with j ≤ i.
+    pub fn from_lower(n: usize, get: impl Fn(usize, usize) -> f32) -> Self {
         let mut out = Self::new(n);
         for (i, stride, row) in panels::strips(n, &mut out.values, 1) {
             for (j, value) in row.iter_mut().enumerate().take(stride) {
-                *value = full[i.max(j) * n + i.min(j)];
+                *value = get(i.max(j), i.min(j));
             }
         }
         out

@@ -1,8 +1,10 @@
 //! What a build calibrates with, from the recipe and the file it names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use serde_json::Value;
 
 use super::{CopiedFile, Module, PlanError, layer_of};
 use crate::arch::{Role, Stand};
@@ -79,6 +81,8 @@ pub struct CalibrationPlan {
     pub name: String,
     /// Its SHA-256.
     pub sha256: Digest,
+    /// Modules of whose outputs the file has second moments, too; none in a text.
+    pub outputs: BTreeSet<String>,
 }
 
 impl CalibrationPlan {
@@ -101,7 +105,8 @@ impl CalibrationPlan {
     fn of(recipe: &Recipe, copied: &[CopiedFile]) -> Result<Self, PlanError> {
         if let Some(path) = recipe.calibration_hessians() {
             let (name, sha256) = (file_name(&path), digest_of(&path)?);
-            return Ok(Self { from: From::Hessians, path: Some(path), name, sha256 });
+            let outputs = output_modules(&path);
+            return Ok(Self { from: From::Hessians, path: Some(path), name, sha256, outputs });
         }
         Self::text(recipe, copied)
     }
@@ -116,12 +121,16 @@ impl CalibrationPlan {
         }
         let Some(path) = recipe.calibration_text() else {
             let sha256 = Digest::of(BUILT_IN.as_bytes());
-            return Ok(Self { from: From::Text, path: None, name: "built-in".to_owned(), sha256 });
+            let (name, outputs) = ("built-in".to_owned(), BTreeSet::new());
+            return Ok(Self { from: From::Text, path: None, name, sha256, outputs });
         };
         let (name, found) = (file_name(&path), digest_of(&path)?);
         match recipe.calibration.sha256 {
             Some(needed) if needed != found => Err(PlanError::OtherText { path, found, needed }),
-            _ => Ok(Self { from: From::Text, path: Some(path), name, sha256: found }),
+            _ => {
+                let outputs = BTreeSet::new();
+                Ok(Self { from: From::Text, path: Some(path), name, sha256: found, outputs })
+            }
         }
     }
 }
@@ -154,6 +163,14 @@ pub(super) fn input_sums(modules: &[Module]) -> Vec<InputSum<'_>> {
         sums.entry((layer, input, experts)).or_insert(sum);
     }
     sums.into_values().collect()
+}
+
+/// The modules in `outputs` of a table of contents. What is wrong with it is said where it is opened.
+fn output_modules(path: &Path) -> BTreeSet<String> {
+    let contents = std::fs::read(path).ok().and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
+    let rows = contents.as_ref().and_then(|contents| contents["outputs"].as_array());
+    let modules = rows.into_iter().flatten().filter_map(|row| row["module"].as_str());
+    modules.map(str::to_owned).collect()
 }
 
 fn file_name(path: &Path) -> String {

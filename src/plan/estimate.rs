@@ -275,7 +275,13 @@ fn seconds_inside_panels(codec: CodecSpec, encoder: &'static str, plan: &Plan, p
     let full: Vec<f32> =
         (0..COLUMNS * COLUMNS).map(|i| 1.0 / (1 + (i / COLUMNS).abs_diff(i % COLUMNS)) as f32).collect();
     let hessian = Symmetric::from_full(&full, COLUMNS);
-    let weighted = Weighted { values: &values, in_features: COLUMNS, float: Float::Bf16, hessian: &hessian };
+    let weighted = Weighted {
+        values: &values,
+        in_features: COLUMNS,
+        float: Float::Bf16,
+        hessian: &hessian,
+        outputs: None,
+    };
     let gptq = plan.recipe.gptq;
     let options = GptqOptions {
         refit: encoder == GPTQ_REFIT,

@@ -3,7 +3,7 @@
 //! Sources are mapped and their pages are given back panel by panel; what is held is one panel's output
 //! and one strip's values for each thread. So the peak follows the panel and the threads, not the model.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::calibration::input_sums;
 use super::estimate::{COMPARED_PROMPTS, COMPARED_TOKENS, PROMPT_TOKENS};
@@ -33,8 +33,8 @@ const LEAST_DEFAULT: Bytes = Bytes::mib(64);
 pub(super) struct Phases<'a> {
     /// Changes of basis.
     pub fold: Option<(&'a FoldPlan, &'a Transforms)>,
-    /// A calibration.
-    pub calibration: Option<(&'a DecoderConfig, &'a Calibration)>,
+    /// A calibration, and the modules of whose outputs it has second moments.
+    pub calibration: Option<(&'a DecoderConfig, &'a Calibration, &'a BTreeSet<String>)>,
     /// A comparison of what a budget chose with an even choice.
     pub compare: Option<&'a DecoderConfig>,
 }
@@ -53,9 +53,9 @@ pub(super) fn fit(
     let wanted = limits.threads.max(1);
     let folds = phases.fold.is_some();
     let fold = phases.fold.map_or(0, |(fold, transforms)| fold_bytes(modules, fold, transforms));
-    let calibration = phases
-        .calibration
-        .map_or(0, |(decoder, calibration)| calibration_bytes(modules, decoder, calibration, folds, wanted));
+    let calibration = phases.calibration.map_or(0, |(decoder, calibration, outputs)| {
+        calibration_bytes(modules, decoder, calibration, outputs, folds, wanted)
+    });
     // One after the other.
     let before = fold.max(calibration);
     let before = phases.compare.map_or(before, |decoder| compare_bytes(modules, decoder, before));
@@ -94,6 +94,7 @@ fn calibration_bytes(
     modules: &[Module],
     decoder: &DecoderConfig,
     wanted: &Calibration,
+    outputs: &BTreeSet<String>,
     folds: bool,
     threads: usize,
 ) -> u64 {
@@ -118,7 +119,11 @@ fn calibration_bytes(
             _ => (1434 * channels(module) as u64, 0),
         };
         let strips = threads as u64 * strips + more;
-        4 * module.weights() + planes + 2 * Symmetric::bytes(channels(module)) + strips
+        let two_sided = match outputs.contains(&module.output.rule_path()) {
+            true => two_sided_bytes(module, threads),
+            false => 0,
+        };
+        4 * module.weights() + planes + 2 * Symmetric::bytes(channels(module)) + strips + two_sided
     });
     let tokens = u64::from(wanted.rows) * u64::from(wanted.context);
     let rows = Bytes(4 * tokens * decoder.hidden as u64);
@@ -126,6 +131,16 @@ fn calibration_bytes(
     let inside = 4 * (ROWS as u64) * values_of_row(decoder) as u64;
     let held = if folds { layer_bytes(modules) } else { 0 };
     moments + searched.max().unwrap_or(0).max(inside + held) + rows
+}
+
+/// What second moments of a module's outputs add to a search: those of all experts, a factor, what a row of tiles is handed
+/// on and its targets, and for each thread a panel of the errors before.
+fn two_sided_bytes(module: &Module, threads: usize) -> u64 {
+    let experts = if module.output.role == Role::Experts { module.output.shape.0[0] } else { 1 };
+    let rows = module.rows / experts;
+    let strip = 4 * 2 * (MAX_TILE as u64).min(rows) * module.work.row_elements as u64;
+    let panels = threads as u64 * 4 * 128 * (rows + MAX_TILE as u64);
+    (experts + 1) * Symmetric::bytes(rows as usize) + strip + panels
 }
 
 /// What is held while what a budget chose is compared with an even choice: what the source computed, all along; and

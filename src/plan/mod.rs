@@ -394,8 +394,8 @@ fn plan_with(
             fold: fold.as_ref().map(|fold| (fold, &recipe.transform)),
             calibration: decoder
                 .as_ref()
-                .filter(|_| calibration.is_some())
-                .map(|decoder| (decoder, &recipe.calibration)),
+                .zip(calibration.as_ref())
+                .map(|(decoder, from)| (decoder, &recipe.calibration, &from.outputs)),
             compare: decoder.as_ref().filter(|_| compares),
         },
         limits,

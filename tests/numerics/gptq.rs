@@ -112,7 +112,8 @@ fn codes_and_losses_are_those_of_textbook_gptq_in_numpy() {
     };
     let (values, k) = (floats("w"), 256);
     let hessian = Symmetric::from_full(&floats("h"), k);
-    let weighted = Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian };
+    let weighted =
+        Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian, outputs: None };
     for bits in [2, 3, 4] {
         let spec = affine(bits, 64);
         let (found, report) = run(spec, weighted, &PLAIN);
@@ -143,7 +144,8 @@ fn feedback_beats_plain_rounding_and_searched_parameters_beat_feedback_alone() {
     let k = 384;
     let hessian = correlated(k, 800, 1);
     let values = gaussian(32 * k, Float::Bf16, 2);
-    let weighted = Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian };
+    let weighted =
+        Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian, outputs: None };
     for bits in [2, 3, 4] {
         let spec = affine(bits, 64);
         let (plain, report) = run(spec, weighted, &PLAIN);
@@ -163,7 +165,7 @@ fn searched_parameters_are_better_at_every_width_and_group_and_columns_may_be_or
     let hessian = correlated(k, 600, 3);
     for float in [Float::Bf16, Float::F16, Float::F32] {
         let values = gaussian(19 * k, float, 4);
-        let weighted = Weighted { values: &values, in_features: k, float, hessian: &hessian };
+        let weighted = Weighted { values: &values, in_features: k, float, hessian: &hessian, outputs: None };
         for (bits, group) in [(2, 32), (3, 128), (4, 64), (5, 32), (6, 64), (8, 128)] {
             let spec = affine(bits, group);
             let plain = run(spec, weighted, &PLAIN).1;
@@ -184,7 +186,8 @@ fn sweeps_never_raise_the_damped_loss() {
     let k = 256;
     let hessian = correlated(k, 600, 5);
     let values = gaussian(24 * k, Float::Bf16, 6);
-    let weighted = Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian };
+    let weighted =
+        Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian, outputs: None };
     let mean = hessian.diagonal().iter().map(|x| f64::from(*x)).sum::<f64>() / k as f64;
     for bits in [2, 4, 8] {
         // tr(E (H + λ I) Eᵀ)
@@ -204,7 +207,8 @@ fn bytes_do_not_depend_on_instruction_set_threads_or_how_rows_are_split() {
     let k = 320;
     let hessian = correlated(k, 500, 7);
     let values = gaussian(150 * k, Float::Bf16, 8);
-    let weighted = Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian };
+    let weighted =
+        Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian, outputs: None };
     for (bits, options) in [
         (4, PLAIN),
         (3, GptqOptions { sweeps: 1, ..REFIT }),
@@ -235,7 +239,7 @@ fn under_a_diagonal_matrix_the_bytes_are_those_of_mlx() {
         let mut values = gaussian(21 * k, float, 9);
         values[..64].fill(0.0);
         values[64..128].fill(0.5);
-        let weighted = Weighted { values: &values, in_features: k, float, hessian: &hessian };
+        let weighted = Weighted { values: &values, in_features: k, float, hessian: &hessian, outputs: None };
         for bits in [2, 3, 4, 5, 6, 8] {
             for (group, act_order) in [(32, false), (64, true), (128, false)] {
                 let spec = affine(bits, group);
@@ -271,7 +275,8 @@ fn where_scales_would_explode_the_guard_raises_the_damping_and_names_what_it_ref
     let mut hessian = Symmetric::new(k);
     hessian.add_products(&x, Isa::best(), &serial);
     let values = gaussian(32 * k, Float::Bf16, 11);
-    let weighted = Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian };
+    let weighted =
+        Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian, outputs: None };
     let spec = affine(4, 64);
     let mlx = encode(quantizer("mlx").unwrap(), spec, rows_of(weighted), Isa::best()).unwrap();
     let error = |encoded: &Encoded| encoded.losses.iter().map(|loss| loss.error).sum::<f64>();
@@ -297,7 +302,8 @@ fn a_matrix_of_low_rank_is_damped_until_it_has_a_factor() {
     let mut hessian = Symmetric::new(k);
     hessian.add_products(&x, Isa::best(), &serial);
     let values = gaussian(16 * k, Float::Bf16, 18);
-    let weighted = Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian };
+    let weighted =
+        Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian, outputs: None };
     let (_, report) = run(affine(4, 64), weighted, &GptqOptions { damping: 1e-9, ..PLAIN });
     assert!(matches!(report.refused[..], [(1e-9, Refusal::NotPositive { .. })]), "{report:?}");
     assert_eq!(report.damping, Some(0.1));
@@ -310,7 +316,8 @@ fn without_any_moment_or_with_a_wrong_one_the_base_quantizers_bytes_are_stored()
     let values = gaussian(5 * k, Float::Bf16, 12);
     let spec = affine(4, 64);
     let zero = Symmetric::new(k);
-    let weighted = Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &zero };
+    let weighted =
+        Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &zero, outputs: None };
     for base in ["mlx", "refit"] {
         let expected = encode(quantizer(base).unwrap(), spec, rows_of(weighted), Isa::best()).unwrap();
         let (found, report) = run_on(spec, weighted, base, &REFIT, Isa::best(), &serial).unwrap();
@@ -348,7 +355,8 @@ fn a_column_that_is_never_read_costs_nothing_and_is_rounded() {
     }
     let hessian = Symmetric::from_full(&full, k);
     let values = gaussian(8 * k, Float::Bf16, 14);
-    let weighted = Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian };
+    let weighted =
+        Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian, outputs: None };
     for options in [PLAIN, REFIT] {
         let spec = affine(4, 64);
         let (found, report) = run(spec, weighted, &options);
@@ -366,7 +374,8 @@ fn a_parameter_that_does_not_fit_is_refused_with_its_row_of_all_rows() {
     let hessian = correlated(k, 100, 15);
     let mut values = gaussian(300 * k, Float::F16, 16);
     values[290 * k + 3] = 1e5;
-    let weighted = Weighted { values: &values, in_features: k, float: Float::F16, hessian: &hessian };
+    let weighted =
+        Weighted { values: &values, in_features: k, float: Float::F16, hessian: &hessian, outputs: None };
     let spec = affine(2, 32);
     let expected = encode(quantizer("mlx").unwrap(), spec, rows_of(weighted), Isa::best());
     assert_eq!(expected.as_ref().unwrap_err().row(), 290);

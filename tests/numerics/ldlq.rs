@@ -116,7 +116,8 @@ fn every_processor_and_any_threads_find_the_same_bytes() {
     let (n, k) = (64, 96);
     let values = gaussian(n * k, Float::Bf16, 3);
     let hessian = correlated(k, 300, 4);
-    let weighted = Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian };
+    let weighted =
+        Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian, outputs: None };
     for (along, scales) in
         [(Along::Outputs, Scales::Both), (Along::Inputs, Scales::Both), (Along::Outputs, Scales::One)]
     {
@@ -141,7 +142,8 @@ fn without_correlation_there_is_no_feedback() {
     let (n, k) = (64, 128);
     let values = gaussian(n * k, Float::Bf16, 8);
     let hessian = identity(k);
-    let weighted = Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian };
+    let weighted =
+        Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian, outputs: None };
     // Four bits: feedback's own allowance for larger targets is nothing there.
     for along in [Along::Outputs, Along::Inputs] {
         let spec = trellis(4, along, Scales::Both);
@@ -214,7 +216,8 @@ fn feedback_is_that_of_a_walk_in_f64_and_worth_its_while() {
     let (n, k) = (64, 160);
     let values = gaussian(n * k, Float::Bf16, 1);
     let hessian = correlated(k, 600, 2);
-    let weighted = Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian };
+    let weighted =
+        Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian, outputs: None };
     for bits in [2, 3] {
         let own = Trellis::of(bits).unwrap();
         let spec = CodecSpec::Trellis(own);
@@ -244,7 +247,8 @@ fn columns_of_one_tile_cannot_make_up_for_each_other_and_the_penalty_says_so() {
     let (n, k) = (64, 256);
     let values = gaussian(n * k, Float::Bf16, 6);
     let hessian = correlated(k, 800, 7);
-    let weighted = Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian };
+    let weighted =
+        Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian, outputs: None };
     let loss = |along| ldlq(trellis(3, along, Scales::Both), weighted, &PASS).1;
     let (outputs, inputs) = (loss(Along::Outputs), loss(Along::Inputs));
     let penalty = inputs.penalty.unwrap();
@@ -262,7 +266,8 @@ fn what_has_no_factor_or_no_end_falls_back_and_is_told() {
     let mut hessian = Symmetric::new(k);
     hessian.add_products(&x, Isa::best(), &serial);
     let spec = trellis(2, Along::Outputs, Scales::Both);
-    let weighted = Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian };
+    let weighted =
+        Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian, outputs: None };
     let (_, report) = ldlq(spec, weighted, &GptqOptions { damping: 1e-9, ..SWEPT });
     assert!(report.loss <= report.nearest_loss && report.dead_columns == 1, "{report:?}");
 

@@ -65,6 +65,8 @@ pub struct Weighted<'a> {
     pub float: Float,
     /// H, of order K, times any factor above 0.
     pub hessian: &'a Symmetric,
+    /// G, of order N, times any factor above 0: what errors in outputs cost together. Only a trellis has a use for it.
+    pub outputs: Option<&'a Symmetric>,
 }
 
 /// How to search.
@@ -133,6 +135,8 @@ pub struct GptqReport {
     pub damping: Option<f64>,
     /// The shares tried before, and why they would not do.
     pub refused: Vec<(f64, Refusal)>,
+    /// Whether errors of outputs were made up for too; losses are then tr(E H Eᵀ G).
+    pub two_sided: bool,
     /// tr(E H Eᵀ) of the base quantizer. This and the next two are NaN if H is not finite.
     pub nearest_loss: f64,
     /// tr(E H Eᵀ) of what is stored.
@@ -179,6 +183,7 @@ pub fn solve(
     let mut report = GptqReport {
         damping: None,
         refused: Vec::new(),
+        two_sided: false,
         nearest_loss: nearest.loss,
         loss: nearest.loss,
         energy: nearest.energy,

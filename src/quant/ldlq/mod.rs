@@ -13,6 +13,8 @@
 //! Then, `sweeps` times: [`refit`] moves the scales by least squares under H, and [`sweep`] codes each column again, for
 //! all errors of the others as they now are. Neither raises tr(E (H + λ I) Eᵀ).
 //!
+//! With second moments of outputs, rows make up for each other too: [`two_sided`].
+//!
 //! **Scales.** W is divided by the root mean square of its rows and of its columns, in turn, until both are about 1; a
 //! scale is that root mean square over the code's operating scale, rounded to f16, and tiles are coded against it as
 //! rounded. Feedback makes targets larger than weights: [`drift`].
@@ -28,6 +30,7 @@ mod pass;
 mod refit;
 mod scales;
 mod sweep;
+mod two_sided;
 
 use std::sync::Mutex;
 
@@ -38,7 +41,7 @@ use super::{Grain, QuantError, Quantizer, Repairs, RowLoss, Rows, check_sizes};
 use crate::codec::trellis::{Along, Trellis, TrellisError};
 use crate::codec::{CodecSpec, Matrix};
 use crate::isa::Isa;
-use crate::linalg::{Factor, NotPositive};
+use crate::linalg::{Factor, NotPositive, Symmetric};
 use crate::numeric::{Parallel, f16_from_f32, serial};
 
 pub use scales::drift;
@@ -112,13 +115,15 @@ pub fn nearest(
 /// Fills `planes` and `losses` of one matrix with codes that are good under `weighted.hessian`.
 ///
 /// Bytes do not depend on `isa` or `parallel`. Beside its arguments this takes a factor as large as H (twice that with
-/// `act_order`, or a refit), errors as large as the weight in f32 twice, and the codes twice.
+/// `act_order`, or a refit), errors as large as the weight in f32 twice, and the codes twice; with `weighted.outputs` a
+/// factor as large as that.
 ///
 /// # Errors
 /// A scale that does not fit f16.
 ///
 /// # Panics
-/// If the codec is no trellis, `hessian` is not of order K, or sizes differ from what the codec says.
+/// If the codec is no trellis, `hessian` is not of order K or `outputs` not of order N, or sizes differ from what the
+/// codec says.
 pub fn solve(
     codec: CodecSpec,
     weighted: Weighted<'_>,
@@ -130,31 +135,37 @@ pub fn solve(
 ) -> Result<(GptqReport, Repairs), QuantError> {
     let h = weighted.hessian;
     assert_eq!(h.n(), weighted.in_features, "the order of H");
+    let g = weighted.outputs;
+    assert!(g.is_none_or(|g| g.n() == losses.len()), "the order of G");
     let rows = Rows { values: weighted.values, in_features: h.n(), float: weighted.float, ahead: &[] };
     let mut repairs = nearest(codec, rows, isa, parallel, planes, losses)?;
     let job = Job::new(codec, rows, isa, parallel)?;
     let scales = job.scales(true)?;
     let diagonal = h.diagonal();
-    let mean = diagonal.iter().map(|x| f64::from(*x)).sum::<f64>() / h.n().max(1) as f64;
+    let mean_of =
+        |diagonal: &[f32]| diagonal.iter().map(|x| f64::from(*x)).sum::<f64>() / diagonal.len().max(1) as f64;
+    let mean = mean_of(&diagonal);
     let stored: Vec<&[u8]> = planes.iter().map(|plane| &**plane).collect();
     let nearest_errors = job.errors_of(&stored);
-    let nearest_loss = job.loss(&nearest_errors, h);
+    let nearest_loss = job.loss(&nearest_errors, weighted);
     let ceiling = CEILING * CEILING * job.worst(&nearest_errors, &diagonal);
     drop(nearest_errors);
     let mut report = GptqReport {
         damping: None,
         refused: Vec::new(),
+        two_sided: g.is_some(),
         nearest_loss,
         loss: nearest_loss,
-        energy: job.loss(rows.values, h),
+        energy: job.loss(rows.values, weighted),
         dead_columns: diagonal.iter().filter(|x| **x == 0.0).count() as u64,
         penalty: None,
     };
-    if !(h.is_finite() && nearest_loss.is_finite()) {
+    if !(h.is_finite() && nearest_loss.is_finite() && g.is_none_or(Symmetric::is_finite)) {
         report.refused.push((options.damping, Refusal::NonFinite));
         return Ok((report, repairs));
     }
-    if mean == 0.0 || losses.is_empty() {
+    let mean_of_outputs = g.map(|g| mean_of(&g.diagonal()));
+    if mean == 0.0 || mean_of_outputs == Some(0.0) || losses.is_empty() {
         return Ok((report, repairs));
     }
     let order = options.act_order.then(|| falling(&diagonal));
@@ -163,24 +174,33 @@ pub fn solve(
     for rung in std::iter::once(options.damping).chain(rungs) {
         let damping = rung * mean;
         let factor = Factor::new(permuted.as_ref().unwrap_or(h), damping, isa, parallel);
+        let refused = |NotPositive { index, pivot }| Refusal::NotPositive { index, pivot };
         let tried = factor.map_err(|NotPositive { index, pivot }| {
-            let index = order.as_ref().map_or(index, |order| order[index]);
-            Refusal::NotPositive { index, pivot }
+            refused(NotPositive { index: order.as_ref().map_or(index, |order| order[index]), pivot })
         });
         let tried = tried.and_then(|factor| {
             let mut state = State::new(&job, scales.vectors.clone());
             let feedback = pass::Feedback { factor: &factor, order: order.as_deref() };
-            let mut saturated = job.pass(Some(feedback), &mut state).map_err(|_| Refusal::NonFinite)?;
+            let of_outputs = match g.zip(mean_of_outputs) {
+                Some((g, mean)) => Some(Factor::new(g, rung * mean, isa, parallel).map_err(refused)?),
+                None => None,
+            };
+            let passed = match &of_outputs {
+                Some(outputs) => job.two_sided_pass(feedback, outputs, &mut state),
+                None => job.pass(Some(feedback), &mut state),
+            };
+            let mut saturated = passed.map_err(|_| Refusal::NonFinite)?;
             let penalty = penalty(&factor, job.columns_together());
-            drop(factor);
-            for _ in 0..options.sweeps {
+            drop((factor, of_outputs));
+            let sweeps = if g.is_some() { 0 } else { options.sweeps };
+            for _ in 0..sweeps {
                 job.refit(h, damping, &mut state);
                 saturated += job.sweep(h, damping, &mut state).map_err(|_| Refusal::NonFinite)?;
             }
-            if options.sweeps > 0 {
+            if sweeps > 0 {
                 job.refit(h, damping, &mut state);
             }
-            let (loss, worst) = (job.loss(&state.errors, h), job.worst(&state.errors, &diagonal));
+            let (loss, worst) = (job.loss(&state.errors, weighted), job.worst(&state.errors, &diagonal));
             if !loss.is_finite() {
                 Err(Refusal::NonFinite)
             } else if worst > ceiling {
@@ -318,9 +338,12 @@ impl<'a> Job<'a> {
         done.map(|done| done.expect("every strip is visited")).collect()
     }
 
-    /// tr(E H Eᵀ) of errors that are `[N, K]`.
-    fn loss(&self, errors: &[f32], h: &crate::linalg::Symmetric) -> f64 {
-        let k = self.rows.in_features;
+    /// tr(E H Eᵀ), or tr(E H Eᵀ G), of errors that are `[N, K]`.
+    fn loss(&self, errors: &[f32], weighted: Weighted<'_>) -> f64 {
+        let (k, h) = (self.rows.in_features, weighted.hessian);
+        if let Some(outputs) = weighted.outputs {
+            return self.two_sided_loss(errors, h, outputs);
+        }
         let parts: Vec<_> =
             errors.chunks(self.rows_together() * k).map(|part| Mutex::new((part, 0.0))).collect();
         (self.parallel)(parts.len(), &|s| {

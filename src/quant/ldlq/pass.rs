@@ -29,7 +29,7 @@ impl Job<'_> {
     }
 
     /// Tiles along inputs: part by part of all rows.
-    fn rows_pass(
+    pub(super) fn rows_pass(
         &self,
         feedback: Option<Feedback<'_>>,
         vectors: &Vectors,
@@ -85,11 +85,11 @@ impl Job<'_> {
 }
 
 /// Tiles along outputs: column by column of a tile's rows.
-struct Columns<'a, 'j> {
-    job: &'a Job<'j>,
-    feedback: Option<Feedback<'a>>,
-    vectors: &'a Vectors,
-    strip: Strip<'a>,
+pub(super) struct Columns<'a, 'j> {
+    pub(super) job: &'a Job<'j>,
+    pub(super) feedback: Option<Feedback<'a>>,
+    pub(super) vectors: &'a Vectors,
+    pub(super) strip: Strip<'a>,
 }
 
 impl Kernel for Columns<'_, '_> {

@@ -36,7 +36,12 @@ impl Job<'_> {
     }
 
     /// x A for rows of each x, `[rows, K]`: rows of A are gathered once for all of them.
-    fn times<const N: usize>(&self, xs: [&[f32]; N], h: &Symmetric, damping: f32) -> [Vec<f32>; N] {
+    pub(super) fn times<const N: usize>(
+        &self,
+        xs: [&[f32]; N],
+        h: &Symmetric,
+        damping: f32,
+    ) -> [Vec<f32>; N] {
         let k = self.rows.in_features;
         let mut outs = xs.map(|x| vec![0.0; x.len()]);
         let most = xs.iter().map(|x| x.len() / k).max().unwrap_or(0);
