@@ -121,8 +121,10 @@ impl Inputs {
     }
 
     /// Adds what errors in the outputs of a module, or of one of its experts, cost.
-    pub(super) fn insert_outputs(&mut self, key: InputKey, outputs: Symmetric) {
-        self.outputs.insert(key, outputs);
+    ///
+    /// Whether there were none before.
+    pub(super) fn insert_outputs(&mut self, key: InputKey, outputs: Symmetric) -> bool {
+        self.outputs.insert(key, outputs).is_none()
     }
 
     /// What errors in the outputs of a module cost together, or of one of its experts; none if no file says.

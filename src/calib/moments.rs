@@ -243,7 +243,7 @@ impl Moments {
     ///
     /// # Errors
     /// [`CalibError::NotMoments`] for a matrix that is not of N channels, not symmetric, not finite, or negative on its
-    /// diagonal; for an expert that the module has not.
+    /// diagonal; for an expert that the module has not; for two of the same outputs.
     pub(super) fn outputs(
         &self,
         path: &Path,
@@ -274,7 +274,9 @@ impl Moments {
             };
             check(get, channels).map_err(|problem| bad(format!("`{name}` {problem}")))?;
             let key = InputKey { module: module.to_owned(), expert: row.expert };
-            inputs.insert_outputs(key, Symmetric::from_lower(channels, get));
+            if !inputs.insert_outputs(key, Symmetric::from_lower(channels, get)) {
+                return Err(bad(format!("`{name}` is the second of the same outputs of `{module}`")));
+            }
         }
         Ok(())
     }

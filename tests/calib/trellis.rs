@@ -81,6 +81,117 @@ fn what_is_stored_is_what_the_record_and_the_inspection_say() {
     );
 }
 
+/// Adds to a folder of second moments what errors in the outputs of an expert or a module cost.
+fn add_outputs(
+    folder: &Path,
+    module: &str,
+    expert: Option<usize>,
+    shape: &[u64],
+    value: &dyn Fn(usize) -> f32,
+) {
+    let contents = folder.join("hessians.json");
+    let mut json = read_json(&contents);
+    let rows = json["outputs"].as_array().map_or(0, Vec::len);
+    let file = format!("outputs-{rows}.safetensors");
+    let values: Vec<f32> = (0..shape.iter().product::<u64>() as usize).map(value).collect();
+    write_safetensors(
+        &folder.join(&file),
+        &[Tensor::of_floats(&format!("{rows}.output_hessian"), shape, &values)],
+    );
+    let row =
+        serde_json::json!({ "name": rows.to_string(), "module": module, "expert": expert, "file": file });
+    match json["outputs"].as_array_mut() {
+        Some(rows) => rows.push(row),
+        None => json["outputs"] = vec![row].into(),
+    }
+    let digest = tqc::digest::Digest::of(&std::fs::read(folder.join(&file)).unwrap());
+    json["files"][file.as_str()] = digest.to_string().into();
+    write_json(&contents, &json);
+}
+
+#[test]
+fn second_moments_of_outputs_are_read_where_there_are_any_and_refused_where_they_do_not_fit() {
+    let dir = temp();
+    let dir = dir.path();
+    text(dir);
+    let source = fixture("qwen3_5_moe");
+    let first = recipe(dir, &of("bits = 2, states = 10", &format!("{SMALL}{GATES}")));
+    tqc!["calibrate", first, "--source", source, "-o", dir.join("moments")].expect(0);
+    let by_file = of("bits = 2, states = 10", &format!("{SMALL}{GATES}"))
+        .replace("text = \"text.jsonl\"", "hessians = \"moments/hessians.json\"");
+    let (one_sided, said) = built(dir, "one-sided", &by_file, &source, &[]);
+    let modules = said["calibration"]["modules"].as_array().unwrap();
+    assert!(modules.iter().all(|module| module["two_sided"] == false));
+    // The first module whose rows are several rows of tiles, and one with experts.
+    let inspected = tqc!["inspect", one_sided, "--json"].expect(0).json();
+    let shapes = inspected["modules"].as_array().unwrap();
+    let of_shape = |wanted: &dyn Fn(&[u64]) -> bool| {
+        let module = modules.iter().map(|module| module["module"].as_str().unwrap()).find_map(|name| {
+            let shape = shapes.iter().find(|row| row["name"] == name)?["shape"].as_array()?;
+            let shape: Vec<u64> = shape.iter().map(|side| side.as_u64().unwrap()).collect();
+            wanted(&shape).then(|| (name.to_owned(), shape))
+        });
+        module.unwrap()
+    };
+    let (plain, shape) = of_shape(&|shape| shape.len() == 2);
+    let (experts, of_experts) = of_shape(&|shape| shape.len() == 3);
+    // Ones beside twos on the diagonal: errors that go together. Whole, and as the upper triangle.
+    let n = shape[0];
+    let whole = |at: usize| if at as u64 / n == at as u64 % n { 2.0 } else { 1.0 };
+    add_outputs(&dir.join("moments"), &plain, None, &[n, n], &whole);
+    let n_of_expert = of_experts[1];
+    let mut diagonal = std::collections::BTreeSet::new();
+    (0..n_of_expert).fold(0, |at, i| {
+        diagonal.insert(at);
+        at + n_of_expert - i
+    });
+    let packed = |at: usize| if diagonal.contains(&(at as u64)) { 2.0 } else { 1.0 };
+    add_outputs(&dir.join("moments"), &experts, Some(1), &[n_of_expert * (n_of_expert + 1) / 2], &packed);
+    let (_, said) = built(dir, "two-sided", &by_file, &source, &["--threads", "1"]);
+    let two_sided: Vec<&str> = said["calibration"]["modules"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|module| module["two_sided"] == true)
+        .map(|module| module["module"].as_str().unwrap())
+        .collect();
+    let mut expected = [plain.as_str(), experts.as_str()];
+    expected.sort_unstable();
+    let mut found = two_sided.clone();
+    found.sort_unstable();
+    assert_eq!(found, expected);
+    let (_, again) = built(dir, "again", &by_file, &source, &["--threads", "3"]);
+    assert_eq!(again["digest"], said["digest"]);
+
+    let refused = |words: &str| {
+        let path = recipe(dir, &by_file);
+        let run = tqc!["build", path, "--source", source, "-o", dir.join("bad"), "--restart"].expect(3);
+        assert!(run.stderr.contains(words) && !dir.join("bad").exists(), "{}", run.stderr);
+    };
+    let contents = dir.join("moments/hessians.json");
+    let good = std::fs::read(&contents).unwrap();
+    add_outputs(&dir.join("moments"), &plain, None, &[n + 1, n + 1], &whole);
+    refused("not F32");
+    std::fs::write(&contents, &good).unwrap();
+    add_outputs(&dir.join("moments"), &plain, Some(0), &[n, n], &whole);
+    refused("is of expert 0");
+    std::fs::write(&contents, &good).unwrap();
+    add_outputs(
+        &dir.join("moments"),
+        &experts,
+        Some(of_experts[0] as usize),
+        &[n_of_expert, n_of_expert],
+        &whole,
+    );
+    refused("has none such");
+    std::fs::write(&contents, &good).unwrap();
+    add_outputs(&dir.join("moments"), &plain, None, &[n, n], &whole);
+    refused("the second of the same outputs");
+    std::fs::write(&contents, &good).unwrap();
+    add_outputs(&dir.join("moments"), &plain, None, &[n, n], &|at| if at == 3 { f32::NAN } else { 1.0 });
+    refused("holds NaN at [0, 3]");
+}
+
 #[test]
 fn damaged_artifacts_are_refused_by_name() {
     let dir = temp();

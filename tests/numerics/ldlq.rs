@@ -154,16 +154,13 @@ fn without_correlation_there_is_no_feedback() {
     }
 }
 
-/// LDLQ as published, in f64: H + λ I = L D Lᵀ from the last column backwards, no lazy products.
-fn walked(weighted: Weighted<'_>, trellis: Trellis, damping: f64, forwards: bool) -> f64 {
-    let (k, values) = (weighted.in_features, weighted.values);
-    let n = values.len() / k;
-    let full = weighted.hessian.to_full();
+/// M of MᵀDM = H + λ I, left of the diagonal: eliminates the last index first.
+fn eliminated(h: &Symmetric, damping: f64) -> Vec<f64> {
+    let (k, full) = (h.n(), h.to_full());
     let mean = (0..k).map(|i| f64::from(full[i * k + i])).sum::<f64>() / k as f64;
-    let mut h: Vec<f64> = full.iter().map(|h| f64::from(*h)).collect();
-    (0..k).for_each(|i| h[i * k + i] += damping * mean);
-    // M of MᵀDM: eliminate the last index first.
-    let (mut m, mut s) = (vec![0.0; k * k], h.clone());
+    let mut s: Vec<f64> = full.iter().map(|h| f64::from(*h)).collect();
+    (0..k).for_each(|i| s[i * k + i] += damping * mean);
+    let mut m = vec![0.0; k * k];
     for last in (0..k).rev() {
         let d = s[last * k + last];
         for j in 0..last {
@@ -175,6 +172,15 @@ fn walked(weighted: Weighted<'_>, trellis: Trellis, damping: f64, forwards: bool
             }
         }
     }
+    m
+}
+
+/// LDLQ as published, in f64: H + λ I = L D Lᵀ from the last column backwards, no lazy products.
+fn walked(weighted: Weighted<'_>, trellis: Trellis, damping: f64, forwards: bool) -> f64 {
+    let (k, values) = (weighted.in_features, weighted.values);
+    let n = values.len() / k;
+    let full = weighted.hessian.to_full();
+    let m = eliminated(weighted.hessian, damping);
     // One scale for each output and each input, from the encoder itself: what it stored.
     let spec = CodecSpec::Trellis(trellis);
     let (encoded, _) = ldlq(spec, weighted, &PASS);
@@ -239,6 +245,119 @@ fn feedback_is_that_of_a_walk_in_f64_and_worth_its_while() {
             assert!((report.loss / exact - 1.0).abs() < 1e-3, "{report:?}, {exact}");
             last = report.loss;
         }
+    }
+}
+
+/// tr(E H Eᵀ G) in f64.
+fn two_sided(errors: &[f64], h: &Symmetric, g: &Symmetric) -> f64 {
+    let (k, n) = (h.n(), g.n());
+    let (h, g) = (h.to_full(), g.to_full());
+    let product =
+        |e: &[f64], j: usize| e.iter().zip(&h[j * k..]).map(|(e, h)| e * f64::from(*h)).sum::<f64>();
+    let along: Vec<f64> =
+        errors.chunks(k).flat_map(|e| (0..k).map(move |j| (e, j))).map(|(e, j)| product(e, j)).collect();
+    let pair = |a: usize, b: usize| -> f64 {
+        along[a * k..][..k].iter().zip(&errors[b * k..]).map(|(x, e)| x * e).sum()
+    };
+    (0..n * n).map(|at| f64::from(g[at]) * pair(at / n, at % n)).sum()
+}
+
+fn errors_of(spec: CodecSpec, weighted: Weighted<'_>, encoded: &Encoded) -> Vec<f64> {
+    let decoded = encoded.decode(spec, rows_of(weighted));
+    weighted.values.iter().zip(&decoded).map(|(w, d)| f64::from(*w) - f64::from(*d)).collect()
+}
+
+#[test]
+fn rows_of_tiles_make_up_for_those_before_where_errors_of_outputs_go_together() {
+    let (n, k) = (512, 96);
+    let values = gaussian(n * k, Float::Bf16, 31);
+    let hessian = correlated(k, 400, 32);
+    // Row r and row r + 256, of the other row of tiles, are neighbours.
+    let near = correlated(n, 2000, 33).to_full();
+    let place = |r: usize| r % 256 * 2 + r / 256;
+    let full: Vec<f32> = (0..n * n).map(|at| near[place(at / n) * n + place(at % n)]).collect();
+    let g = Symmetric::from_full(&full, n);
+    let alone =
+        Weighted { values: &values, in_features: k, float: Float::Bf16, hessian: &hessian, outputs: None };
+    let both = Weighted { outputs: Some(&g), ..alone };
+    let own = Trellis::of(3).unwrap();
+    let spec = CodecSpec::Trellis(own);
+    let (found, report) = ldlq(spec, both, &SWEPT);
+    assert!(report.two_sided && report.refused.is_empty(), "{report:?}");
+    let exact = two_sided(&errors_of(spec, both, &found), &hessian, &g);
+    assert!((report.loss / exact - 1.0).abs() < 1e-3, "{report:?}, {exact}");
+    let (one_sided, _) = ldlq(spec, alone, &PASS);
+    let without = two_sided(&errors_of(spec, alone, &one_sided), &hessian, &g);
+    assert!(exact < 0.8 * without, "{exact}, and {without} if outputs are not known to go together");
+
+    // The same walk in f64: the second row of tiles aims at what makes up for the first.
+    let (b, m) = (eliminated(&g, 0.01), eliminated(&hessian, 0.01));
+    let half = |bytes: &[u8]| half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f64();
+    let inputs: Vec<f64> = found.planes[1].chunks(2).map(half).collect();
+    let outputs: Vec<f64> = found.planes[2].chunks(2).map(half).collect();
+    let encoder = Encoder::new(own.code(), 3, own.states(), 256, Options::default()).unwrap();
+    let (mut workspace, mut words, mut decoded) =
+        (Workspace::new(), vec![0; encoder.words()], vec![0.0f32; 256]);
+    let mut errors = vec![0.0; n * k];
+    for first in [0, 256] {
+        let mut handed = vec![0.0; 256 * k];
+        for r in 0..256 {
+            for c in 0..k {
+                let before: f64 = (0..first).map(|i| b[(first + r) * n + i] * errors[i * k + c]).sum();
+                let inside: f64 = (0..r).map(|i| b[(first + r) * n + first + i] * handed[i * k + c]).sum();
+                handed[r * k + c] = before - inside;
+            }
+        }
+        for c in 0..k {
+            let mut x = vec![0.0f32; 256];
+            for (r, x) in x.iter_mut().enumerate() {
+                let left = |i: usize| errors[(first + r) * k + i] + handed[r * k + i];
+                let target = f64::from(values[(first + r) * k + c])
+                    + handed[r * k + c]
+                    + (0..c).map(|i| left(i) * m[c * k + i]).sum::<f64>();
+                *x = (target / (inputs[c] * outputs[first + r] * own.code().unit())) as f32;
+            }
+            encoder.encode(&mut workspace, &x, Isa::best(), &mut words, &mut decoded).unwrap();
+            for (r, value) in decoded.iter().enumerate() {
+                let at = (first + r) * k + c;
+                errors[at] = f64::from(values[at]) - f64::from(*value) * inputs[c] * outputs[first + r];
+            }
+        }
+    }
+    let expected = two_sided(&errors, &hessian, &g);
+    assert!((exact / expected - 1.0).abs() < 0.02, "{exact} for {expected}");
+}
+
+#[test]
+fn two_sided_searches_agree_everywhere_and_fall_back_where_outputs_say_nothing() {
+    for (along, act_order, n, k) in [(Along::Inputs, false, 96, 256), (Along::Outputs, true, 512, 32)] {
+        let values = gaussian(n * k, Float::Bf16, 41);
+        let (hessian, g) = (correlated(k, 600, 42), correlated(n, 300, 43));
+        let weighted = Weighted {
+            values: &values,
+            in_features: k,
+            float: Float::Bf16,
+            hessian: &hessian,
+            outputs: Some(&g),
+        };
+        let spec = trellis(2, along, Scales::Both);
+        let options = GptqOptions { act_order, ..PASS };
+        let (expected, report) = ldlq(spec, weighted, &options);
+        let exact = two_sided(&errors_of(spec, weighted, &expected), &hessian, &g);
+        assert!((report.loss / exact - 1.0).abs() < 1e-3 && report.loss < report.nearest_loss, "{report:?}");
+        for isa in Isa::available() {
+            for parallel in [&serial as Parallel<'_>, &threads] {
+                let (found, again) = ldlq_on(spec, weighted, &options, isa, parallel);
+                assert!(found.planes == expected.planes && again == report, "{along:?} {isa}");
+            }
+        }
+        // Outputs that all cost alike and by themselves: one side, and no sweeps.
+        let (expected, _) = ldlq(spec, Weighted { outputs: None, ..weighted }, &PASS);
+        let (found, _) = ldlq(spec, Weighted { outputs: Some(&identity(n)), ..weighted }, &SWEPT);
+        assert!(found.planes == expected.planes, "{along:?}");
+        let (found, report) = ldlq(spec, Weighted { outputs: Some(&Symmetric::new(n)), ..weighted }, &PASS);
+        let stands_in = plain(spec, rows_of(weighted), Isa::best(), &serial).unwrap();
+        assert!(report.damping.is_none() && found.planes == stands_in.planes, "{report:?}");
     }
 }
 
