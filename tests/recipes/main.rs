@@ -70,6 +70,7 @@ fn every_shipped_recipe_is_accepted_and_is_called_what_its_file_is_called() {
             "demo-q3",
             "demo",
             "gptq-4bit",
+            "lab-q3",
             "mlx-3bit",
             "mlx-4bit",
             "mlx-mixed",
@@ -77,6 +78,7 @@ fn every_shipped_recipe_is_accepted_and_is_called_what_its_file_is_called() {
             "nvfp4",
             "qwen38-4bit",
             "qwen38-q3",
+            "smollm2-q3",
             "trellis-3bit"
         ]
     );
