@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use crate::failure::Exit;
 use crate::units::Bytes;
 
 /// The most memory this process held.
@@ -51,6 +52,24 @@ pub fn watching<T>(work: impl FnOnce() -> T) -> (T, PeakMemory) {
         drop(raise);
         (result, watcher.join().expect("the watcher does not panic"))
     })
+}
+
+/// What a process says that has lost pages of a mapped file.
+const LOST: &str = "error: a file that is being read has become shorter, or its disk does not answer\n\
+                    help: see that nothing else writes the model's files; a build goes on with `--resume`\n";
+
+/// From now on, touching a page of a mapped file that is no longer there ends the process with a message and
+/// [`Exit::Machine`] instead of a signal.
+///
+/// # Errors
+/// Those of the operating system.
+pub fn guard_maps() -> io::Result<()> {
+    let end = || {
+        let _ = rustix::io::write(rustix::stdio::stderr(), LOST.as_bytes());
+        signal_hook::low_level::exit(Exit::Machine as i32);
+    };
+    // SAFETY: the handler makes two system calls, and neither allocates nor locks.
+    unsafe { signal_hook::low_level::register(signal_hook::consts::SIGBUS, end) }.map(drop)
 }
 
 /// How long [`lock`] waits for another process. The system takes the memory of a killed process apart before it closes
@@ -152,6 +171,28 @@ pub fn processor() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// In a process of its own, which it ends.
+    #[test]
+    #[ignore = "run by the test below"]
+    fn touch_what_is_gone() {
+        guard_maps().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        // SAFETY: nobody else has the file; that it shrinks is what is tested.
+        let map = unsafe { memmap2::Mmap::map(&file).unwrap() };
+        file.set_len(0).unwrap();
+        std::hint::black_box(map[1 << 19]);
+    }
+
+    #[test]
+    fn a_file_that_shrinks_while_it_is_mapped_ends_the_process_with_a_message() {
+        let name = "process::tests::touch_what_is_gone";
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let done = child.args(["--exact", name, "--ignored", "--nocapture"]).output().unwrap();
+        assert_eq!(done.status.code(), Some(Exit::Machine as i32), "{done:?}");
+        assert!(String::from_utf8_lossy(&done.stderr).contains("has become shorter"), "{done:?}");
+    }
 
     #[test]
     fn a_lock_is_waited_for_and_found_again_where_its_folder_was_taken_away() {

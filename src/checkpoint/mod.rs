@@ -4,9 +4,9 @@
 //! after that each tensor's bytes are a slice of a read-only map. Nothing is copied and nothing of the
 //! payload is read before it is asked for.
 //!
-//! The maps trust that nobody shortens a file meanwhile: touching a page past the new end kills the
-//! process with SIGBUS. That loses minutes at most, because finished work is journaled and a resumed
-//! build checks the sources again. [`Checkpoint::check_unchanged`] finds such a change while it is harmless.
+//! The maps trust that nobody shortens a file meanwhile: touching a page past the new end ends the
+//! process ([`crate::process::guard_maps`]). That loses minutes at most, because finished work is journaled and a
+//! resumed build checks the sources again. [`Checkpoint::check_unchanged`] finds such a change while it is harmless.
 
 mod error;
 mod files;

@@ -28,6 +28,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::failure::{Exit, Failure, Outcome};
 use crate::isa::Isa;
 use crate::plan::Limits;
+use crate::process;
 use crate::units::Bytes;
 
 /// Builds quantized language models from recipes, reproducibly, and checks what was built.
@@ -128,7 +129,11 @@ pub fn main() -> ExitCode {
             return code(exit);
         }
     };
-    match cli.run() {
+    let ran: Outcome<Exit> = match process::guard_maps() {
+        Ok(()) => cli.run(),
+        Err(error) => Err(CliError::Signals(error.to_string()).into()),
+    };
+    match ran {
         Ok(exit) => code(exit),
         Err(failure) => {
             print::failure(&*failure);
