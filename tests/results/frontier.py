@@ -8,8 +8,8 @@
 
 `run` makes a teacher dump of the documents of at least 64 tokens, measures what each module costs (unless a file
 is given), then builds, evaluates and compares every arm with rounding to nearest of the same bytes. An arm that is done is
-not done again. `write` makes the table of DIR/frontier.json. Results are in DIR/eval.db too, under the arms' names, so
-that `tqc report` draws KL against bits per weight, with the calibration, the budget and the comparison of each arm. (Its
+not done again. `write` makes the tables of DIR/frontier.json; those of other models stay in the page as they are.
+Results are in DIR/eval.db too, under the arms' names, so that `tqc report` draws KL against bits per weight, with the calibration, the budget and the comparison of each arm. (Its
 bits are over all bytes that are stored; the table's are without the draft head.) Needs Python 3.11 and nothing else.
 """
 
@@ -181,8 +181,13 @@ def write(args):
                     f"± {said['standard_error'] or 0:.5f} | {said['chosen']['stops_at_once']} and {said['even']['stops_at_once']} of {said['prompts']} |"
                 )
         lines.append("")
+    text = "\n".join(lines).rstrip() + "\n"
+    before = args.output.read_text().split("\n## ")[1:] if args.output.exists() else []
+    for section in before:
+        if section.split("\n", 1)[0] not in names:
+            text += "\n## " + section.rstrip() + "\n"
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text("\n".join(lines).rstrip() + "\n")
+    args.output.write_text(text)
     return 0
 
 
