@@ -125,7 +125,7 @@ const HEAD_ROWS: usize = 512;
 #[derive(Debug)]
 pub struct Slice {
     layers: usize,
-    ended: Mutex<Option<Vec<LayerTime>>>,
+    ended: Mutex<Option<(Vec<LayerTime>, Vec<Note>)>>,
     peak: Mutex<PeakMemory>,
 }
 
@@ -150,14 +150,14 @@ impl Slice {
         *self.peak.lock().expect("a number is only stored")
     }
 
-    fn end(&self, times: Vec<LayerTime>) -> FoldError {
-        *self.ended.lock().expect("a time is only stored") = Some(times);
+    fn end(&self, times: Vec<LayerTime>, notes: Vec<Note>) -> FoldError {
+        *self.ended.lock().expect("a time is only stored") = Some((times, notes));
         FoldError::Interrupted
     }
 
     /// Layers all of whose codes were looked for, if it has come to its end: those of which an earlier build had found some
-    /// are not among them.
-    pub fn ended(&self) -> Option<Vec<LayerTime>> {
+    /// are not among them. And notes of all codes that there are now.
+    pub fn ended(&self) -> Option<(Vec<LayerTime>, Vec<Note>)> {
         self.ended.lock().expect("a time is only stored").clone()
     }
 }
@@ -233,8 +233,8 @@ impl<'a> Calibration<'a> {
                 None
             }
         };
+        let notes = self.notes();
         let (recipe, records) = (&self.plan.recipe, self.records);
-        let notes = records.values().flat_map(|record| notes(record, recipe.gptq.damping)).collect();
         let record = CalibrationRecord {
             from: self.from.from.name().to_owned(),
             name: self.from.name.clone(),
@@ -249,6 +249,12 @@ impl<'a> Calibration<'a> {
             modules: records.into_values().collect(),
         };
         Ok((record, notes))
+    }
+
+    /// Of what was found.
+    fn notes(&self) -> Vec<Note> {
+        let damping = self.plan.recipe.gptq.damping;
+        self.records.values().flat_map(|record| notes(record, damping)).collect()
     }
 
     /// Modules to find codes for, or whose inputs to write.
@@ -388,7 +394,7 @@ impl<'a> Calibration<'a> {
         // Where everything was kept, no row is needed.
         match (self.open("").is_empty(), self.slice) {
             (false, _) => self.through_layers(&weights, &rows)?,
-            (true, Some(slice)) => return Err(slice.end(Vec::new()).into()),
+            (true, Some(slice)) => return Err(slice.end(Vec::new(), self.notes()).into()),
             (true, None) => {}
         }
         Ok(record)
@@ -411,7 +417,7 @@ impl<'a> Calibration<'a> {
             let layer = stream.layer();
             if let Some(slice) = self.slice.filter(|slice| layer >= slice.layers) {
                 self.keep_rows(&stream)?;
-                return Err(slice.end(times).into());
+                return Err(slice.end(times, self.notes()).into());
             }
             (self.watch.tell)(&format!("calibrating layer {} of {layers}", layer + 1));
             self.watch.check()?;

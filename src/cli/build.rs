@@ -131,9 +131,10 @@ impl BuildArgs {
         };
         let finished = build(&plan, &options);
         if let Some(slice) = &slice
-            && let Some(times) = slice.ended()
+            && let Some((times, notes)) = slice.ended()
         {
-            self.report_slice(&plan, &target, slice, &times, before)?;
+            tell("warning", notes.iter());
+            self.report_slice(&plan, &target, slice, (&times, &notes), before)?;
             return Ok(Exit::Done);
         }
         let finished = finished?;
@@ -170,7 +171,7 @@ impl BuildArgs {
         plan: &Plan,
         target: &Path,
         slice: &Slice,
-        times: &[LayerTime],
+        (times, notes): (&[LayerTime], &[Note]),
         before: Before,
     ) -> Outcome<()> {
         let Before { began, peak, .. } = before;
@@ -180,7 +181,7 @@ impl BuildArgs {
         if self.common.json {
             print::json(&json!({
                 "path": target.display().to_string(), "staging": staging.display().to_string(), "layers": layers,
-                "measured": times, "whole": whole,
+                "measured": times, "whole": whole, "notes": plan.notes.iter().chain(notes).collect::<Vec<_>>(),
                 "elapsed_s": began.elapsed().as_secs_f64(), "threads": plan.threads, "isa": plan.isa.to_string(),
                 "peak_resident_bytes": peak.resident, "peak_anonymous_bytes": peak.anonymous,
             }))?;

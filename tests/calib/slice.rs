@@ -59,6 +59,28 @@ fn a_slice_measures_its_layers_and_a_resume_goes_on_from_it() {
 }
 
 #[test]
+fn a_slice_has_the_notes_of_its_layers() {
+    let dir = temp();
+    text(dir.path());
+    let text_of = recipe_text("gptq", 4, "expert-tokens = 1000", "");
+    let source = fixture("qwen3_5_moe");
+    let of_experts = |said: &Value| -> Vec<Value> {
+        let notes = said["notes"].as_array().unwrap().iter().filter(|note| note["kind"] == "few-tokens");
+        notes.filter(|note| note["subject"].as_str().unwrap().contains(".layers.0.")).cloned().collect()
+    };
+    let (_, whole) = built(dir.path(), "whole", &text_of, &source, &[]);
+    let path = recipe(dir.path(), &text_of);
+    let out = dir.path().join("sliced");
+    let run = tqc!["build", path, "--source", source, "-o", out, "--only-layers", "1", "--json"].expect(0);
+    assert!(run.stderr.contains("saw too few tokens"), "{}", run.stderr);
+    let notes = of_experts(&run.json());
+    assert!(!notes.is_empty() && notes == of_experts(&whole), "{notes:?}");
+    let all =
+        run.json()["notes"].as_array().unwrap().iter().filter(|note| note["kind"] == "few-tokens").count();
+    assert_eq!(all, notes.len(), "of layers that were not in the slice");
+}
+
+#[test]
 fn what_was_measured_is_scaled_by_what_was_estimated() {
     let dir = temp();
     text(dir.path());
