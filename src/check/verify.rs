@@ -21,7 +21,7 @@ use crate::failure::{Exit, Failure, Outcome};
 use crate::fold::{Folded, KeepFolder, Watch};
 use crate::plan::{BUDGET, HubId, Limits, Module, Plan, RecordedBits, SourceFolder, plan, plan_recorded};
 use crate::quant::{Repairs, RowLoss};
-use crate::recipe::{Recipe, RecipeFile, RotationKind, digest_of_texts};
+use crate::recipe::{BudgetSize, BudgetWeights, Recipe, RecipeFile, RotationKind, digest_of_texts};
 use crate::stage::pipeline;
 use crate::tool::Tool;
 
@@ -505,7 +505,23 @@ fn recorded_bits(record: &Provenance, recipe: &Recipe, verdict: &mut Verdict) ->
 /// What an allocation says of sizes and candidates must be so, though it is not made again.
 fn check_budget(plan: &Plan, verdict: &mut Verdict) {
     let (Some(allocation), Some(budget)) = (&plan.allocation, &plan.recipe.budget) else { return };
-    let most = budget.size.bytes(plan.sizes.weights);
+    let decided = || plan.modules.iter().filter(|module| module.assignment.reason == BUDGET);
+    let most = match budget.size {
+        // In bytes this depends on the narrowest choice, which only the table of costs knows.
+        BudgetSize::CodeBits(bits) => {
+            let weights: u64 = decided().map(Module::weights).sum();
+            let codes = decided().map(|module| {
+                module.weights() * u64::from(module.assignment.codec.code_bits().unwrap_or_default())
+            });
+            let found = codes.sum::<u64>() as f64 / weights as f64;
+            if found > bits {
+                let found = format!("gives codes of {found} bits on average, but the recipe's are {bits}");
+                verdict.problem(PROVENANCE, found);
+            }
+            allocation.budget_bytes
+        }
+        size => size.bytes(BudgetWeights { all: plan.sizes.weights, decided: 0, rest: 0 }),
+    };
     if allocation.budget_bytes != most {
         let found = format!("has a budget of {} bytes, but the recipe's is {most}", allocation.budget_bytes);
         verdict.problem(PROVENANCE, found);
@@ -523,9 +539,8 @@ fn check_budget(plan: &Plan, verdict: &mut Verdict) {
             format!("was allocated by `{}`, not by the recipe's method", allocation.method),
         );
     }
-    let chosen = plan.modules.iter().filter(|module| module.assignment.reason == BUDGET);
     let mut count = 0;
-    for module in chosen {
+    for module in decided() {
         count += 1;
         let codec = module.assignment.codec.to_string();
         if !allocation.candidates.contains(&codec) {

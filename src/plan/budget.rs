@@ -22,7 +22,7 @@ use crate::checkpoint::Checkpoint;
 use crate::codec::{AffineBits, CodecSpec, GroupSize, Matrix};
 use crate::digest::Digest;
 use crate::failure::{Outcome, Problems};
-use crate::recipe::{Budget, BudgetMethod, Origin, Recipe, RecipeError};
+use crate::recipe::{Budget, BudgetMethod, BudgetWeights, Origin, Recipe, RecipeError};
 use crate::units::Bytes;
 
 /// Allocator of a recipe with a budget, as provenance names it.
@@ -299,8 +299,20 @@ fn instance(
         }
         ties.push(Tie { name, ways });
     }
-    let most = budget.size.bytes(modules.iter().map(Module::weights).sum());
-    Problems::none_or(problems, Instance { ties, members, most })
+    let mut instance = Problems::none_or(problems, Instance { ties, members, most: 0 })?;
+    let smallest = least(&instance.ties);
+    let mut of = BudgetWeights {
+        all: modules.iter().map(Module::weights).sum(),
+        decided: 0,
+        rest: file_bytes(given, modules, &instance, &smallest),
+    };
+    for (index, codec) in codecs(&instance, &smallest) {
+        let (weights, bits) = (modules[index].weights(), codec.code_bits().expect("`keep` is no candidate"));
+        of.decided += weights;
+        of.rest -= weights * u64::from(bits) / 8;
+    }
+    instance.most = budget.size.bytes(of);
+    Ok(instance)
 }
 
 /// The codec of every module that a solution decides.

@@ -50,18 +50,33 @@ pub struct BudgetOrigins {
 pub enum BudgetSize {
     /// So many bits for each weight of the model.
     BitsPerWeight(f64),
+    /// So many bits of codes, on average, for each weight of the modules that the budget decides; their scales and
+    /// everything else in the files come on top.
+    CodeBits(f64),
     /// So many bytes.
     Bytes(Bytes),
 }
 
 impl BudgetSize {
-    /// In bytes, for a model of so many weights.
-    pub fn bytes(self, weights: u64) -> u64 {
+    /// In bytes.
+    pub fn bytes(self, of: Weights) -> u64 {
         match self {
-            BudgetSize::BitsPerWeight(bits) => (bits * weights as f64 / 8.0) as u64,
+            BudgetSize::BitsPerWeight(bits) => (bits * of.all as f64 / 8.0) as u64,
+            BudgetSize::CodeBits(bits) => of.rest + (bits * of.decided as f64 / 8.0) as u64,
             BudgetSize::Bytes(bytes) => bytes.0,
         }
     }
+}
+
+/// What a budget in bits is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Weights {
+    /// Weights of the model.
+    pub all: u64,
+    /// Weights of the modules that the budget decides.
+    pub decided: u64,
+    /// Bytes of all weight files but for the codes of those modules.
+    pub rest: u64,
 }
 
 /// How to choose.
@@ -134,17 +149,18 @@ impl BudgetSheet {
     pub fn read(value: Value<'_>, report: &mut Report) -> Self {
         let at = Some(value.at);
         let Some(table) = value.table(Section::Budget, report) else { return Self { at, ..Self::default() } };
-        let (bits, bytes) = (table.get("bits-per-weight"), table.get("bytes"));
-        if let (Some(_), Some(bytes)) = (&bits, &bytes) {
-            report.add(bytes.at, Mistake::TwoBudgets);
+        let stated: Vec<Value<'_>> = SIZES.into_iter().filter_map(|key| table.get(key)).collect();
+        if let [first, others @ ..] = &stated[..] {
+            for other in others {
+                report.add(other.at, Mistake::TwoBudgets { first: first.key, other: other.key });
+            }
         }
-        let states_size = bits.is_some() || bytes.is_some();
-        let bits = bits.and_then(|value| bits_per_weight(value, report));
-        let bytes = bytes.and_then(|value| size(value, report));
+        let states_size = !stated.is_empty();
+        let mut sizes = stated.into_iter().map(|value| size(value, report)).collect::<Vec<_>>().into_iter();
         Self {
             at,
             states_size,
-            size: bits.or(bytes),
+            size: sizes.find_map(|size| size),
             sensitivity: table.get("sensitivity").and_then(|value| super::sheet::path(value, report)),
             candidates: table.get("candidates").and_then(|value| candidates(value, report)),
             method: table.get("method").and_then(|value| {
@@ -200,16 +216,24 @@ pub(super) fn join<'s>(
     })
 }
 
-fn bits_per_weight(value: Value<'_>, report: &mut Report) -> Option<At<BudgetSize>> {
+/// Keys that state a size.
+const SIZES: [&str; 3] = ["bits-per-weight", "code-bits", "bytes"];
+
+fn size(value: Value<'_>, report: &mut Report) -> Option<At<BudgetSize>> {
+    let in_bits: fn(f64) -> BudgetSize = match value.key {
+        "bits-per-weight" => BudgetSize::BitsPerWeight,
+        "code-bits" => BudgetSize::CodeBits,
+        _ => return in_bytes(value, report),
+    };
     let (bits, _) = value.number(report)?;
     let bits = bits.filter(|bits| (1.0..=64.0).contains(bits));
     if bits.is_none() {
-        report.add(value.at, Mistake::BitsRange);
+        report.add(value.at, Mistake::BitsRange { key: value.key });
     }
-    bits.map(|bits| At { value: BudgetSize::BitsPerWeight(bits), at: value.at })
+    bits.map(|bits| At { value: in_bits(bits), at: value.at })
 }
 
-fn size(value: Value<'_>, report: &mut Report) -> Option<At<BudgetSize>> {
+fn in_bytes(value: Value<'_>, report: &mut Report) -> Option<At<BudgetSize>> {
     let At { value: text, at } = value.string(report)?;
     match Bytes::from_str(text) {
         Ok(size) => Some(At { value: BudgetSize::Bytes(size), at }),

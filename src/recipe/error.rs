@@ -334,14 +334,22 @@ pub enum Mistake {
         other: &'static str,
     },
     /// Both kinds of budget.
-    #[error("`[budget]` has both `bits-per-weight` and `bytes`")]
-    TwoBudgets,
+    #[error("`[budget]` has both `{first}` and `{other}`")]
+    TwoBudgets {
+        /// A key that states a size.
+        first: &'static str,
+        /// Another.
+        other: &'static str,
+    },
     /// Neither kind of budget.
-    #[error("`[budget]` needs `bits-per-weight` or `bytes`")]
+    #[error("`[budget]` needs `bits-per-weight`, `code-bits` or `bytes`")]
     NoBudget,
     /// A number of bits that no model has.
-    #[error("`bits-per-weight` must be from 1 to 64")]
-    BitsRange,
+    #[error("`{key}` must be from 1 to 64")]
+    BitsRange {
+        /// The key.
+        key: &'static str,
+    },
     /// No such method.
     #[error("no method is called `{found}`")]
     UnknownMethod {
@@ -508,7 +516,7 @@ impl Mistake {
             Mistake::RotationTakesNo { .. } | Mistake::RotationNeedsGains => "leave it out".into(),
             Mistake::ValuesTwice { .. } => "leave one of the two out".into(),
             Mistake::WrongType { key: "bytes", .. } => "write a size in quotes, such as `\"5GB\"`".into(),
-            Mistake::TwoBudgets => "keep one of the two".into(),
+            Mistake::TwoBudgets { .. } => "keep one of the two".into(),
             Mistake::NoBudget => "for example `bits-per-weight = 4.5` under `[budget]`".into(),
             Mistake::UnknownMethod { found } => {
                 suggest(found, BudgetMethod::NAMES.iter().map(|(name, _)| *name))

@@ -28,7 +28,9 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-pub use self::budget::{Budget, BudgetMethod, BudgetOrigins, BudgetSize, Control, Limit};
+pub use self::budget::{
+    Budget, BudgetMethod, BudgetOrigins, BudgetSize, Control, Limit, Weights as BudgetWeights,
+};
 pub use self::calibration::{Activations, Calibration, FewTokens, GptqChoice, Packing};
 pub use self::error::{CODECS, FileProblem, Mistake, RecipeError};
 pub use self::lock::{Difference, Lock, LockError, LockMistake, differences_text};
@@ -737,8 +739,10 @@ mod tests {
 
     #[test]
     fn a_budget_in_bits_is_rounded_down_to_bytes() {
-        assert_eq!(BudgetSize::BitsPerWeight(4.5).bytes(1001), 563);
-        assert_eq!(BudgetSize::Bytes(Bytes(7)).bytes(1001), 7);
+        let of = BudgetWeights { all: 1001, decided: 501, rest: 90 };
+        assert_eq!(BudgetSize::BitsPerWeight(4.5).bytes(of), 563);
+        assert_eq!(BudgetSize::CodeBits(2.75).bytes(of), 90 + 172);
+        assert_eq!(BudgetSize::Bytes(Bytes(7)).bytes(of), 7);
     }
 
     #[test]

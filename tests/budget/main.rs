@@ -108,6 +108,38 @@ fn the_files_of_every_family_hold_to_the_byte_and_waste_less_than_a_tie() {
 }
 
 #[test]
+fn code_bits_are_the_average_width_of_what_the_budget_decides() {
+    for name in ["qwen3_5", "llama-tied", "qwen3_5_moe"] {
+        let case = Case::new(name);
+        // The MLPs are left to the budget, and all else is wide.
+        let rest = "[[rule]]\nmatch = \"*.mlp.*_proj\"\nleast-bits = 2\n\
+                    [[rule]]\nmatch = \"*\"\ncodec = { affine = { bits = 8, group = 32 } }\n";
+        for bits in [2.0, 2.75, 3.0, 3.25, 4.5, 8.0] {
+            let plan = case.plan(&format!("code-bits = {bits}"), rest);
+            let decided = plan["modules"].as_array().unwrap().iter().filter(|m| m["reason"] == "budget");
+            let (mut weights, mut codes, mut largest) = (0, 0, 0);
+            for module in decided {
+                let of = module["weights"].as_u64().unwrap();
+                let codec = module["codec"].as_str().unwrap();
+                let wide: u64 = codec.strip_prefix("affine-").unwrap()[..1].parse().unwrap();
+                (weights, codes, largest) = (weights + of, codes + of * wide, largest.max(of));
+            }
+            let found = codes as f64 / weights as f64;
+            assert!(weights > 0 && found <= bits, "{name}: {found} of {bits}");
+            // Two matrices are tied, and a step is two bits at most.
+            let step = 4.0 * largest as f64 / weights as f64;
+            assert!(found > bits - step, "{name}: {found} of {bits}");
+        }
+        let message = case.refused(2, "code-bits = 1.9", rest);
+        assert!(message.contains("would take at least"), "{message}");
+        let (recipe, out) =
+            (case.recipe("code-bits = 3.5\ncontrol = \"off\"", rest), case.dir.path().join("out"));
+        tqc!("build", recipe, "--source", case.source, "-o", out).expect(0);
+        tqc!("verify", out, "--source", case.source, "--rebuild", "all").expect(0);
+    }
+}
+
+#[test]
 fn tied_modules_share_a_codec_and_what_is_not_open_is_left_alone() {
     for name in ["qwen3_5", "qwen3_5_moe", "llama-untied"] {
         let case = Case::new(name);
