@@ -77,6 +77,7 @@ fn every_shipped_recipe_is_accepted_and_is_called_what_its_file_is_called() {
             "mxfp4",
             "nvfp4",
             "qwen38-4bit",
+            "qwen38-q3-mixed",
             "qwen38-q3",
             "smollm2-q3",
             "trellis-3bit"
@@ -131,6 +132,20 @@ fn the_rules_of_shipped_recipes_reach_the_modules_they_are_written_for() {
         assert_eq!(codec(&third, module), expected, "{module}");
         let choice = third.rule_for(module).map_or(&third.default, |(_, rule)| &rule.choice);
         assert_eq!(third.encoder(choice), Some(encoder), "{module}");
+    }
+    let mixed = load("qwen38-q3-mixed.toml");
+    for (module, expected) in [
+        ("language_model.model.layers.3.self_attn.q_proj", "affine-4g64"),
+        ("language_model.model.layers.3.self_attn.k_proj", "affine-6g64"),
+        ("language_model.model.layers.0.linear_attn.in_proj_qkv", "affine-4g64"),
+        ("language_model.model.layers.0.linear_attn.in_proj_a", "affine-8g64"),
+        ("language_model.lm_head", "affine-8g64"),
+    ] {
+        assert_eq!(codec(&mixed, module), expected, "{module}");
+    }
+    for module in ["gate_proj", "up_proj", "down_proj"] {
+        let module = format!("language_model.model.layers.63.mlp.{module}");
+        assert!(mixed.rule_for(&module).is_none(), "{module} is left to the budget");
     }
     let demo = load("demo.toml");
     assert_eq!(demo.source_path().unwrap(), Path::new("recipes/../goldens/models/demo-qwen3_5"));
