@@ -7,7 +7,6 @@ use crate::codec::trellis::Code;
 use crate::failure::{Exit, Failure};
 use crate::repack::RepackError;
 use crate::tensor::Float;
-use crate::units::Bytes;
 
 /// Why there is no imported folder.
 #[derive(Debug, thiserror::Error)]
@@ -32,12 +31,7 @@ pub enum ImportError {
     Twice { module: String, tensor: String },
     #[error("row {row} of `{module}` decodes to NaN or infinity, or to more than {float} holds")]
     NonFinite { module: String, row: u64, float: Float },
-    #[error("the imported folder needs {needed} at `{path}`, but only {free} are free")]
-    DiskSpace { path: PathBuf, needed: Bytes, free: Bytes },
-    #[error("cannot {what} `{path}`: {source}")]
-    Io { what: &'static str, path: PathBuf, source: io::Error },
-    #[error("interrupted; nothing was written")]
-    Interrupted,
+    /// Of the new folder: the disk, the files, an end before time.
     #[error(transparent)]
     Folder(#[from] RepackError),
 }
@@ -45,16 +39,14 @@ pub enum ImportError {
 impl ImportError {
     /// For `map_err`.
     pub(super) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
-        let path = path.to_owned();
-        move |source| ImportError::Io { what, path, source }
+        let failed = RepackError::io(what, path);
+        move |source| failed(source).into()
     }
 }
 
 impl Failure for ImportError {
     fn exit(&self) -> Exit {
         match self {
-            ImportError::DiskSpace { .. } | ImportError::Io { .. } => Exit::Machine,
-            ImportError::Interrupted => Exit::Interrupted,
             ImportError::Folder(error) => error.exit(),
             _ => Exit::Input,
         }
@@ -71,11 +63,6 @@ impl Failure for ImportError {
             ImportError::NonFinite { .. } => {
                 "import with `--to f32`; if that says the same, its scales are damaged: download the file again"
             }
-            ImportError::DiskSpace { .. } => "free some space, or write elsewhere with `-o`",
-            ImportError::Io { .. } => {
-                "check that the folder exists, may be written and has room, or write elsewhere with `-o`"
-            }
-            ImportError::Interrupted => "run the command again",
             ImportError::Folder(error) => return error.help(),
             _ => "the files do not belong together, or are damaged: download the checkpoint again",
         };

@@ -64,7 +64,7 @@ impl Plan {
         let needed = self.bytes();
         let free = free_space(&out).map_err(ImportError::io("ask the space of", &out))?;
         if free < needed {
-            return Err(ImportError::DiskSpace { path: out, needed, free }.into());
+            return Err(ImportError::from(RepackError::DiskSpace { path: out, needed, free }).into());
         }
         let modules = self.write_weights(&out, options)?;
         options.progress.phase("checking");
@@ -97,7 +97,7 @@ impl Plan {
         let bytes = canonical_json(&record);
         let digest = put(&out.join(IMPORTED), &bytes)?;
         if options.stop.load(Ordering::Relaxed) {
-            return Err(ImportError::Interrupted.into());
+            return Err(ImportError::from(RepackError::Interrupted).into());
         }
         growing.publish().map_err(ImportError::from)?;
         Ok((record, digest))
@@ -187,7 +187,7 @@ impl Plan {
         });
         match ended {
             Ok(()) => {}
-            Err(Ended::Stopped) => return Err(ImportError::Interrupted),
+            Err(Ended::Stopped) => return Err(RepackError::Interrupted.into()),
             Err(Ended::Failed(error)) => return Err(error),
         }
         let mut sums: BTreeMap<usize, f64> = BTreeMap::new();

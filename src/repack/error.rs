@@ -31,7 +31,7 @@ pub enum RepackError {
     Encode { module: String, row: u64, problem: QuantError },
     #[error("`{path}` changed while it was copied")]
     CopyChanged { path: PathBuf },
-    #[error("the repacked folder needs {needed} at `{path}`, but only {free} are free")]
+    #[error("the new folder needs {needed} at `{path}`, but only {free} are free")]
     DiskSpace { path: PathBuf, needed: Bytes, free: Bytes },
     #[error("cannot {what} `{path}`: {source}")]
     Io { what: &'static str, path: PathBuf, source: io::Error },
@@ -48,7 +48,7 @@ fn nothing(all: bool) -> &'static str {
 
 impl RepackError {
     /// For `map_err`.
-    pub(super) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| RepackError::Io { what, path, source }
     }
