@@ -40,6 +40,14 @@ pub struct Tie {
     pub ways: Vec<Way>,
 }
 
+impl Tie {
+    /// The same with other units of cost.
+    fn times(&self, by: f64) -> Self {
+        let ways = self.ways.iter().map(|way| Way { cost: way.cost * by, ..*way });
+        Self { name: self.name.clone(), ways: ways.collect() }
+    }
+}
+
 /// One way for each tie.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Solution {
@@ -90,12 +98,35 @@ const MOST_STATES: usize = 1_000_000;
 /// # Errors
 /// [`BudgetError`].
 pub fn solve(method: Method, ties: &[Tie], budget: u64) -> Result<Solution, BudgetError> {
-    match method {
+    let by = magnifier(ties);
+    let magnified: Vec<Tie>;
+    let ties = match by == 1.0 {
+        true => ties,
+        false => {
+            magnified = ties.iter().map(|tie| tie.times(by)).collect();
+            &magnified
+        }
+    };
+    let found = match method {
         Method::Exact => exact(ties, budget),
         Method::Greedy => greedy(ties, budget),
         Method::Uniform => uniform_control(ties, budget),
-    }
+    }?;
+    Ok(Solution { cost: found.cost / by, ..found })
 }
+
+/// The power of two that brings costs which are all tiny to where sums in fixed point tell them apart; 1 for others.
+fn magnifier(ties: &[Tie]) -> f64 {
+    let largest = ties.iter().flat_map(|tie| &tie.ways).map(|way| way.cost.abs()).fold(0.0, f64::max);
+    let mut by = 1.0;
+    while largest > 0.0 && largest * by < SMALL && by < f64::MAX / 2.0 {
+        by *= 2.0;
+    }
+    by
+}
+
+/// Costs of which none is as large as this are magnified: 2^-20 nats.
+const SMALL: f64 = 1.0 / 1_048_576.0;
 
 /// The smallest way of each tie; of equals, the cheapest.
 pub fn least(ties: &[Tie]) -> Solution {
@@ -126,8 +157,9 @@ pub fn exact(ties: &[Tie], budget: u64) -> Result<Solution, BudgetError> {
         before.push((bound + relaxed.fold(f64::INFINITY, f64::min), bytes + smallest));
     }
     let most_f64 = real(most);
-    // Far above what rounding does to the bound, far below what costs differ by.
-    let margin = 1e-9 * (most_f64.abs() + before[ties.len()].0.abs() + lambda * budget as f64);
+    // Far above what rounding does to the bound, far below what costs differ by; and what fixed point rounds off.
+    let rounded_off = (ties.len() + 1) as f64 * real(1);
+    let margin = 1e-9 * (most_f64.abs() + before[ties.len()].0.abs() + lambda * budget as f64) + rounded_off;
 
     let mut states = vec![State { bytes: 0, cost: 0, way: 0, parent: 0 }];
     let mut back: Vec<Vec<(u32, u32)>> = Vec::with_capacity(ties.len());
@@ -314,6 +346,28 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn tiny_costs_are_told_apart_and_never_lose_every_choice() {
+        let table = |by: f64| -> Vec<Tie> {
+            let costs = [(3.0, 1.0, 0.2), (5.0, 4.0, 0.1), (2.0, 0.5, 0.4), (7.0, 2.0, 1.0)];
+            let of = |(a, b, c): (f64, f64, f64)| tie(&[(10, a * by), (17, b * by), (29, c * by)]);
+            costs.into_iter().map(of).collect()
+        };
+        for budget in 40..=116 {
+            let expected = solve(Method::Exact, &table(1.0), budget).unwrap();
+            for by in [1e-18, 1e-24, 1e-30, 1e-300] {
+                let found = solve(Method::Exact, &table(by), budget).unwrap();
+                assert_eq!(found.chosen, expected.chosen, "{budget} bytes, costs times {by}");
+                assert!((found.cost / (expected.cost * by) - 1.0).abs() < 1e-9, "{found:?}");
+            }
+            for by in [1e-322, 0.0] {
+                assert!(solve(Method::Exact, &table(by), budget).unwrap().bytes <= budget);
+                assert!(exact(&table(by), budget).unwrap().bytes <= budget, "unmagnified too");
+            }
+            assert!(exact(&table(1e-30), budget).unwrap().bytes <= budget, "unmagnified too");
+        }
+    }
 
     fn tie(ways: &[(u64, f64)]) -> Tie {
         let ways = ways.iter().enumerate().map(|(level, (bytes, cost))| Way {

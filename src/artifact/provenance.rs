@@ -320,6 +320,9 @@ pub struct CalibrationText {
     pub seed: u64,
     /// Rows that are the beginning of a longer document.
     pub cut: u64,
+    /// Documents of fewer than two tokens, which were left out.
+    #[serde(default)]
+    pub short: u64,
 }
 
 /// How errors of one module were weighed.

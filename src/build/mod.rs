@@ -20,7 +20,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 pub(crate) use run::Results;
-pub(crate) use staging::{SealedModule, hidden, remove_dir, sync_tree};
+pub(crate) use staging::{SealedModule, check_outside, hidden, remove_dir, sync_tree};
 pub use staging::{Unfinished, check_target, measuring_path, staging_path};
 
 use crate::arch::Fate;
@@ -35,7 +35,7 @@ use crate::digest::{Digest, canonical_json};
 use crate::encode::EncodeError;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::fold::{Both, Folded, Keep, OfPlan, Watch};
-use crate::plan::{Note, NoteKind, Plan, strict};
+use crate::plan::{Note, NoteKind, Plan, PlanError, strict};
 use crate::process::{PeakMemory, free_space, processor, watching};
 use crate::units::Bytes;
 use staging::{JournalKey, SourceStat, Staging};
@@ -148,6 +148,8 @@ pub enum BuildError {
     HoldsMore { path: PathBuf, file: String },
     #[error("`{path}` is the source, which the artifact would replace")]
     IsSource { path: PathBuf },
+    #[error("`{path}` is inside `{outer}`, {what}")]
+    Inside { path: PathBuf, outer: PathBuf, what: &'static str },
     #[error("`{path}` is where the artifact would grow, but it holds what no build put there")]
     NotStaging { path: PathBuf },
     #[error("`{path}` was removed or replaced while it was written")]
@@ -162,6 +164,8 @@ pub enum BuildError {
     OtherPlan { path: PathBuf },
     #[error("`{path}` changed while it was copied")]
     CopyChanged { path: PathBuf },
+    #[error("{count} of the build's notes are errors under `--strict`; the first: {first}")]
+    Strict { count: usize, first: String },
     #[error("interrupted with {done} of {modules} modules finished")]
     Interrupted { done: usize, modules: usize },
 }
@@ -209,7 +213,11 @@ impl Failure for BuildError {
             BuildError::HoldsMore { .. } => {
                 "move the file away, or choose another folder with `-o`".to_owned()
             }
-            BuildError::IsSource { .. } => "choose another folder with `-o`".to_owned(),
+            BuildError::IsSource { .. } | BuildError::Inside { .. } => "choose another folder with `-o`".to_owned(),
+            BuildError::Strict { .. } => {
+                "all is kept: `--resume` without `--strict` writes the artifact with these notes; `--restart` begins anew"
+                    .to_owned()
+            }
             BuildError::NotStaging { .. } => "move it away, or choose another folder with `-o`".to_owned(),
             BuildError::Taken { .. } => {
                 "leave `.NAME.building` alone while a build runs; run it again".to_owned()
@@ -274,6 +282,7 @@ pub fn build(plan: &Arc<Plan>, options: &Options<'_>) -> Outcome<Finished> {
     if same(options.target, &plan.source.dir) {
         return Err(BuildError::IsSource { path: options.target.to_owned() }.into());
     }
+    check_outside(options.target, Some(&plan.source.dir))?;
     let key = JournalKey { plan: plan.digest, source: source_stats(plan) };
     let unmade = first_unmade(options.target);
     let result = Staging::take(options.target, &key, options.unfinished);
@@ -377,7 +386,11 @@ fn finish(
     let notes = all_notes(plan, folded, &results.modules);
     if options.strict {
         // The same build without `--strict` can use all of it.
-        strict(&notes).map_err(|error| Ending { failure: error.into(), keep: true })?;
+        let refused = |error| match error {
+            PlanError::Strict { count, first } => BuildError::Strict { count, first }.into(),
+            other => Box::<dyn Failure>::from(other),
+        };
+        strict(&notes).map_err(|error| Ending { failure: refused(error), keep: true })?;
     }
 
     let artifact = staging.artifact();

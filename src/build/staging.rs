@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::{Deserialize, Serialize};
 
 use super::BuildError;
+use crate::artifact::PROVENANCE;
 use crate::artifact::open::{Artifact, files_below};
 use crate::digest::Digest;
 use crate::fold::{Keep, KeepFolder};
@@ -340,6 +341,25 @@ pub(crate) fn hidden(target: &Path, suffix: &str) -> Result<PathBuf, BuildError>
     hidden.push(name);
     hidden.push(suffix);
     Ok(target.with_file_name(hidden))
+}
+
+/// Refuses a place inside an artifact, of which every file is recorded, or inside the source.
+///
+/// # Errors
+/// [`BuildError::Inside`].
+pub(crate) fn check_outside(target: &Path, source: Option<&Path>) -> Result<(), BuildError> {
+    let source = source.and_then(|source| source.canonicalize().ok());
+    let above = std::path::absolute(target).unwrap_or_else(|_| target.to_owned());
+    for outer in above.ancestors().skip(1) {
+        let is_source = source.is_some() && outer.canonicalize().ok() == source;
+        let what = match (is_source, outer.join(PROVENANCE).is_file()) {
+            (true, _) => "the source",
+            (false, true) => "an artifact",
+            (false, false) => continue,
+        };
+        return Err(BuildError::Inside { path: target.to_owned(), outer: outer.to_owned(), what });
+    }
+    Ok(())
 }
 
 /// Refuses to replace anything but an empty folder, or an artifact of ours and nothing beside it.

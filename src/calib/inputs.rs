@@ -108,10 +108,10 @@ impl Inputs {
         inputs
     }
 
-    /// Adds what goes into a module alone.
-    pub(super) fn insert(&mut self, key: InputKey, input: Input) {
+    /// Adds what goes into a module alone; whether there was nothing before.
+    pub(super) fn insert(&mut self, key: InputKey, input: Input) -> bool {
         self.shared.insert(key.module.clone(), key.module.clone());
-        self.inputs.insert(key, input);
+        self.inputs.insert(key, input).is_none()
     }
 
     /// What goes into a module, or into one of its experts; none if no token did.

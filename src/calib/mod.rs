@@ -108,9 +108,13 @@ impl Failure for CalibError {
             }
             CalibError::Sequential => "leave `activations` out".to_owned(),
             CalibError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
-                "free some space, then run the same command with `--resume`".to_owned()
+                "free some space, then run the same command again; a build goes on with `--resume`".to_owned()
             }
-            CalibError::Io { .. } => "check that the folder may be written, then go on with `--resume`".to_owned(),
+            CalibError::Io { what: "read", .. } => "name a file that is there and may be read".to_owned(),
+            CalibError::Io { .. } => {
+                "check that the folder may be written, then run the same command again; a build goes on with `--resume`"
+                    .to_owned()
+            }
         })
     }
 }
@@ -233,7 +237,14 @@ impl<'a> Calibration<'a> {
                 None
             }
         };
-        let notes = self.notes();
+        let mut notes = self.notes();
+        if let Some(short) = text.as_ref().map(|text| text.short).filter(|short| *short > 0) {
+            notes.push(Note {
+                kind: NoteKind::ShortDocuments,
+                subject: self.from.name.clone(),
+                detail: format!("has {short} documents of fewer than two tokens, which are left out"),
+            });
+        }
         let (recipe, records) = (&self.plan.recipe, self.records);
         let record = CalibrationRecord {
             from: self.from.from.name().to_owned(),
@@ -353,10 +364,9 @@ impl<'a> Calibration<'a> {
         let moments = Moments::open(&path, self.plan)?;
         for (index, module) in self.open("") {
             let name = module.output.rule_path();
-            let mut inputs = moments.inputs(&path, &name, module.work.row_elements)?;
+            let experts = (module.output.role == Role::Experts).then(|| module.output.shape.0[0] as usize);
+            let mut inputs = moments.inputs(&path, &name, module.work.row_elements, experts)?;
             if module.assignment.encoder == LDLQ {
-                let experts =
-                    (module.output.role == Role::Experts).then(|| module.output.shape.0[0] as usize);
                 let channels = module.rows as usize / experts.unwrap_or(1);
                 moments.outputs(&path, &name, channels, experts, &mut inputs)?;
             }
@@ -386,6 +396,7 @@ impl<'a> Calibration<'a> {
             packing: wanted.packing.name().to_owned(),
             seed: wanted.seed.unwrap_or(plan.recipe.seed),
             cut: rows.cut as u64,
+            short: rows.short as u64,
         };
         if self.export.is_none() {
             self.folded.ngrams = Some(Ngrams::of(&rows.rows).to_bytes());
@@ -566,10 +577,11 @@ fn notes(record: &WeighedRecord, first: f64) -> Vec<Note> {
     }
     if record.fallbacks > 0 {
         let why: Vec<String> = record.refused.iter().map(|(why, count)| format!("{why} ({count})")).collect();
-        note(
-            NoteKind::Nearest,
-            format!("rounds {} to nearest; refused: {}", of(record.fallbacks), why.join(", ")),
-        );
+        let why = match why.is_empty() {
+            true => "no token was seen, or what came in was all zero".to_owned(),
+            false => format!("refused: {}", why.join(", ")),
+        };
+        note(NoteKind::Nearest, format!("rounds {} to nearest; {why}", of(record.fallbacks)));
     }
     if record.damping.is_some_and(|damping| damping > first) {
         let damping = record.damping.unwrap_or_default();

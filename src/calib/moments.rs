@@ -186,6 +186,9 @@ impl Moments {
             found,
             needed,
         };
+        if contents.model_type != plan.model.model_type {
+            return Err(other("model", contents.model_type, plan.model.model_type.clone()).into());
+        }
         let needed = plan.checkpoint.shapes_digest();
         if contents.tensors_sha256 != needed {
             let found = contents.tensors_sha256.to_string();
@@ -212,16 +215,24 @@ impl Moments {
         Ok(Self { contents, checkpoint })
     }
 
-    /// The second moments of what goes into a module; of all its experts.
+    /// The second moments of what goes into a module; into each of its experts, if it has some.
     ///
     /// # Errors
     /// [`CalibError::NoMoments`] if there are none; [`CalibError::NotMoments`] for a matrix that is not of K channels,
-    /// not symmetric, not finite, or negative on its diagonal.
-    pub(super) fn inputs(&self, path: &Path, module: &str, channels: usize) -> Result<Inputs, CalibError> {
+    /// not symmetric, not finite, or negative on its diagonal; for an expert that the module has not; for two of the
+    /// same inputs.
+    pub(super) fn inputs(
+        &self,
+        path: &Path,
+        module: &str,
+        channels: usize,
+        experts: Option<usize>,
+    ) -> Result<Inputs, CalibError> {
         let rows = self.contents.inputs.iter().filter(|row| row.modules.iter().any(|m| m == module));
         let mut inputs = Inputs::default();
         for row in rows {
             let bad = |problem: String| CalibError::NotMoments { path: path.to_owned(), problem };
+            is_of(row.expert, experts, module).map_err(|problem| bad(format!("`{}` {problem}", row.name)))?;
             let full = self.values(&format!("{}.hessian", row.name), &[channels, channels]).map_err(bad)?;
             check(|i, j| full[i * channels + j], channels)
                 .map_err(|problem| bad(format!("`{}.hessian` {problem}", row.name)))?;
@@ -231,7 +242,9 @@ impl Moments {
                 magnitude: magnitude.into_iter().map(f64::from).collect(),
                 tokens: row.tokens,
             };
-            inputs.insert(InputKey { module: module.to_owned(), expert: row.expert }, input);
+            if !inputs.insert(InputKey { module: module.to_owned(), expert: row.expert }, input) {
+                return Err(bad(format!("`{}` is the second that says what goes into `{module}`", row.name)));
+            }
         }
         if inputs.is_empty() {
             return Err(CalibError::NoMoments { path: path.to_owned(), module: module.to_owned() });
@@ -255,12 +268,7 @@ impl Moments {
         for row in self.contents.outputs.iter().filter(|row| row.module == module) {
             let bad = |problem: String| CalibError::NotMoments { path: path.to_owned(), problem };
             let name = format!("{}.output_hessian", row.name);
-            if row.expert.is_some() != experts.is_some() || row.expert >= experts.map_or(Some(1), Some) {
-                let expert = row.expert.map_or("null".to_owned(), |expert| expert.to_string());
-                return Err(bad(format!(
-                    "`{name}` is of expert {expert} of `{module}`, which has none such"
-                )));
-            }
+            is_of(row.expert, experts, module).map_err(|problem| bad(format!("`{name}` {problem}")))?;
             let whole = self.tensor(&name, &[channels, channels]);
             let packed = || self.tensor(&name, &[channels * (channels + 1) / 2]);
             let (values, is_packed) = match whole {
@@ -293,6 +301,16 @@ impl Moments {
             return Err(format!("`{name}` is {} {}, not F32 {needed}", entry.dtype, entry.shape));
         }
         Ok(self.checkpoint.bytes(entry).as_chunks::<4>().0)
+    }
+}
+
+/// Whether a module of so many experts, or of none, has this one.
+fn is_of(expert: Option<usize>, experts: Option<usize>, module: &str) -> Result<(), String> {
+    match (expert, experts) {
+        (None, None) => Ok(()),
+        (Some(expert), Some(experts)) if expert < experts => Ok(()),
+        (Some(expert), _) => Err(format!("is of expert {expert} of `{module}`, which has none such")),
+        (None, Some(_)) => Err(format!("is of no expert, but `{module}` has experts")),
     }
 }
 

@@ -18,6 +18,8 @@ pub struct Rows {
     pub rows: Vec<Vec<u32>>,
     /// Rows that are the beginning of a longer document.
     pub cut: usize,
+    /// Documents of fewer than two tokens, which are left out.
+    pub short: usize,
 }
 
 impl Rows {
@@ -53,9 +55,10 @@ pub fn rows(plan: &Plan, context_of_model: Option<usize>, vocab: usize) -> Outco
         Some(path) => read(&path, dir, &tokenizer, taking)?,
         None => parse(Path::new("built-in"), BUILT_IN.as_bytes(), dir, &tokenizer, taking)?,
     };
+    let short = documents.record.short;
     let mut documents: Vec<Vec<u32>> = documents.sequences.into_iter().map(|s| s.tokens).collect();
     shuffle(&mut documents, wanted.seed.unwrap_or(plan.recipe.seed));
-    let mut rows = Rows { rows: Vec::new(), cut: 0 };
+    let mut rows = Rows { rows: Vec::new(), cut: 0, short };
     match wanted.packing {
         Packing::Documents => {
             documents.truncate(count);

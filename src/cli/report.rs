@@ -48,6 +48,8 @@ enum ReportError {
     Empty { db: PathBuf },
     #[error("`{path}` is there already, and is not a page that `tqc report` made")]
     Occupied { path: PathBuf },
+    #[error("`{path}` is the database that the page is made of")]
+    IsDb { path: PathBuf },
     #[error("`{path}` cannot be read: {error}")]
     Read { path: PathBuf, error: io::Error },
     #[error("`{path}` cannot be written: {error}")]
@@ -57,7 +59,9 @@ enum ReportError {
 impl Failure for ReportError {
     fn exit(&self) -> Exit {
         match self {
-            ReportError::Empty { .. } | ReportError::Occupied { .. } => Exit::Request,
+            ReportError::Empty { .. } | ReportError::Occupied { .. } | ReportError::IsDb { .. } => {
+                Exit::Request
+            }
             ReportError::Read { .. } | ReportError::Write { .. } => Exit::Machine,
         }
     }
@@ -68,6 +72,7 @@ impl Failure for ReportError {
                 "measure something first: `tqc eval kl`, `tasks` and `stop` write into it; or name another file \
                  with `--db FILE`"
             }
+            ReportError::IsDb { .. } => "name another file with `-o FILE`",
             ReportError::Occupied { .. } => "name another file with `-o FILE`, or replace it with `--force`",
             ReportError::Read { .. } | ReportError::Write { .. } => "check the path and its permissions",
         };
@@ -77,6 +82,9 @@ impl Failure for ReportError {
 
 impl ReportArgs {
     pub fn run(self) -> Outcome<Exit> {
+        if matches!((self.db.canonicalize(), self.output.canonicalize()), (Ok(db), Ok(page)) if db == page) {
+            return Err(ReportError::IsDb { path: self.output }.into());
+        }
         if !self.force {
             check_place(&self.output)?;
         }

@@ -116,6 +116,8 @@ pub enum NoteKind {
     Damped,
     /// An expert saw too few tokens to be weighed by its own.
     FewTokens,
+    /// Documents of a text to calibrate on were too short to be of use.
+    ShortDocuments,
     /// What a budget chose is worse than an even choice of the same size.
     Lost,
 }
@@ -139,6 +141,7 @@ impl NoteKind {
             NoteKind::Nearest => "nearest",
             NoteKind::Damped => "damped",
             NoteKind::FewTokens => "few-tokens",
+            NoteKind::ShortDocuments => "short-documents",
             NoteKind::Lost => "lost",
         }
     }

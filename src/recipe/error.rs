@@ -333,6 +333,11 @@ pub enum Mistake {
         /// What it needs.
         other: &'static str,
     },
+    /// Second moments of a file are of whatever activations they are of.
+    #[error(
+        "`activations = \"sequential\"` takes a text through the layers, but `hessians` names a file instead"
+    )]
+    SequentialFile,
     /// Both kinds of budget.
     #[error("`[budget]` has both `{first}` and `{other}`")]
     TwoBudgets {
@@ -516,6 +521,7 @@ impl Mistake {
             Mistake::RotationTakesNo { .. } | Mistake::RotationNeedsGains => "leave it out".into(),
             Mistake::ValuesTwice { .. } => "leave one of the two out".into(),
             Mistake::WrongType { key: "bytes", .. } => "write a size in quotes, such as `\"5GB\"`".into(),
+            Mistake::SequentialFile => "leave one of the two out".into(),
             Mistake::TwoBudgets { .. } => "keep one of the two".into(),
             Mistake::NoBudget => "for example `bits-per-weight = 4.5` under `[budget]`".into(),
             Mistake::UnknownMethod { found } => {

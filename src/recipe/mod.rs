@@ -281,8 +281,11 @@ impl Recipe {
         }
         let transform = transform::join(sheets.iter().map(|sheet| &sheet.transform), &mut report);
         let budget = budget::join(sheets.iter().map(|sheet| &sheet.budget), hidden, &mut report);
-        problems.append(&mut report.problems);
         let (calibration, gptq) = calibration::join(sheets.iter().map(|sheet| &sheet.calibration));
+        if let (Some(at), Activations::Sequential) = (calibration.hessians_origin, calibration.activations) {
+            report.add(at, Mistake::SequentialFile);
+        }
+        problems.append(&mut report.problems);
 
         let source = sheets.iter().find_map(|sheet| sheet.source.clone());
         let pipeline = sheets.iter().find_map(|sheet| sheet.pipeline.clone());

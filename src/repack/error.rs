@@ -19,6 +19,8 @@ pub enum RepackError {
     Exists { path: PathBuf },
     #[error("`{path}` does not name a folder")]
     NoName { path: PathBuf },
+    #[error("`{path}` is inside `{outer}`, {what}")]
+    Inside { path: PathBuf, outer: PathBuf, what: &'static str },
     #[error("`{path}` is being written by another process")]
     InUse { path: PathBuf },
     #[error("`{path}` is where the folder would grow, but it holds what `tqc` did not put there")]
@@ -60,6 +62,7 @@ impl From<BuildError> for RepackError {
         match error {
             BuildError::Io { what, path, source } => RepackError::Io { what, path, source },
             BuildError::NoName { path } => RepackError::NoName { path },
+            BuildError::Inside { path, outer, what } => RepackError::Inside { path, outer, what },
             other => unreachable!("moving files does not end with `{other}`"),
         }
     }
@@ -71,6 +74,7 @@ impl Failure for RepackError {
             RepackError::Nothing { .. }
             | RepackError::Exists { .. }
             | RepackError::NoName { .. }
+            | RepackError::Inside { .. }
             | RepackError::InUse { .. }
             | RepackError::NotOurs { .. } => Exit::Request,
             RepackError::Plane { .. }
@@ -90,6 +94,7 @@ impl Failure for RepackError {
             RepackError::Nothing { all: true, .. } => "use it as it is",
             RepackError::Exists { .. } => "name another folder, or remove this one",
             RepackError::NoName { .. } => "name the new folder with `-o`",
+            RepackError::Inside { .. } => "name another folder with `-o`",
             RepackError::InUse { .. } => "wait for it to end, or write elsewhere with `-o`",
             RepackError::NotOurs { .. } => "move it away, or write elsewhere with `-o`",
             RepackError::Plane { .. } => {

@@ -11,7 +11,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use super::RepackError;
-use crate::build::{Unmade, first_unmade, hidden, remove_dir, sync_tree};
+use crate::build::{Unmade, check_outside, first_unmade, hidden, remove_dir, sync_tree};
 use crate::process::lock;
 
 /// A locked folder beside the target.
@@ -30,11 +30,12 @@ pub(crate) struct Growing {
 /// `work` is what the hidden folder's name ends with.
 ///
 /// # Errors
-/// [`RepackError::Exists`], [`RepackError::NoName`], [`RepackError::NotOurs`].
+/// [`RepackError::Exists`], [`RepackError::NoName`], [`RepackError::Inside`], [`RepackError::NotOurs`].
 pub(crate) fn check(target: &Path, work: &str) -> Result<(), RepackError> {
     if target.symlink_metadata().is_ok() {
         return Err(RepackError::Exists { path: target.to_owned() });
     }
+    check_outside(target, None)?;
     let root = hidden(target, work)?;
     let Ok(meta) = root.symlink_metadata() else { return Ok(()) };
     let foreign = || RepackError::NotOurs { path: root.clone() };

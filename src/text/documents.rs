@@ -58,6 +58,7 @@ impl Failure for DocumentsError {
             DocumentsError::ShortText { .. } => {
                 "remove the line, or leave short documents out with `--min-tokens N` (they are counted)"
             }
+            DocumentsError::AllShort { min_tokens: 0..=2, .. } => "give longer documents",
             DocumentsError::AllShort { .. } => "lower `--min-tokens`, or give longer documents",
         };
         Some(text.to_owned())

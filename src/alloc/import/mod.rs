@@ -13,11 +13,13 @@ mod mlx_lm;
 mod names;
 mod optiq;
 mod own;
+mod unique;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
+use self::unique::Unique;
 use super::cost::{Cost, CostTable, FORMAT, LARGEST};
 use crate::codec::{AffineBits, CodecSpec, GroupSize};
 use crate::digest::Digest;
@@ -168,7 +170,13 @@ impl Failure for ImportError {
 /// # Errors
 /// [`ImportError`].
 pub fn read(bytes: &[u8], facts: &Facts<'_>) -> Result<CostTable, ImportError> {
-    let json: Option<Value> = serde_json::from_slice(bytes).ok();
+    let json = serde_json::from_slice::<Unique>(bytes);
+    if let Err(error) = &json
+        && matches!(bytes.trim_ascii_start(), [b'{' | b'[', ..] | [0xef, 0xbb, 0xbf, ..])
+    {
+        return Err(ImportError::Malformed { format: "JSON file", problem: error.to_string() });
+    }
+    let json: Option<Value> = json.ok().map(|Unique(value)| value);
     let content = Content { bytes, json: json.as_ref() };
     let Some(format) = FORMATS.iter().find(|format| (format.is)(content)) else {
         let formats = FORMATS.iter().map(|format| format!("{} ({})", format.name, format.told_by));

@@ -46,8 +46,8 @@ pub struct StopArgs {
     #[arg(long, value_name = "FILE")]
     suite: Vec<PathBuf>,
     /// Most cases of each frame.
-    #[arg(long, value_name = "N", default_value_t = 200)]
-    limit: usize,
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
+    limit: u32,
     /// Most tokens of an answer.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
@@ -283,7 +283,7 @@ impl StopArgs {
         asked.retain(|prompt| {
             let count = counts.entry(prompt.frame).or_default();
             *count += 1;
-            *count <= self.limit
+            *count <= self.limit as usize
         });
         for prompt in &asked {
             candidate.model.check_prompt(&prompt.tokens)?;
@@ -329,7 +329,7 @@ impl StopArgs {
         keep: &mut dyn FnMut(&Prompt, Found) -> Outcome<()>,
     ) -> Outcome<()> {
         let speaker = dump.speaker(None, candidate.model.cpu())?;
-        let cases = of_dump(&speaker, dir, candidate, self.limit)?;
+        let cases = of_dump(&speaker, dir, candidate, self.limit as usize)?;
         let total = cases.len();
         for (i, (prompt, case, along)) in cases.into_iter().enumerate() {
             steps.at(i as u64, total as u64, "cases");
