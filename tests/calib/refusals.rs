@@ -69,6 +69,28 @@ fn a_digest_needs_the_text_that_it_is_of() {
 }
 
 #[test]
+fn documents_too_short_to_calibrate_on_are_counted() {
+    let dir = temp();
+    let dir = dir.path();
+    let path = text(dir);
+    let lines = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, format!("{{\"text\": \"\"}}\n{lines}\n{{\"text\": \"\"}}\n")).unwrap();
+    let plain = recipe_text("gptq", 4, "", "");
+    let (out, said) = built(dir, "out", &plain, &fixture("qwen3"), &[]);
+    let of_kind = |note: &&Value| note["kind"] == "short-documents";
+    let notes: Vec<_> = said["notes"].as_array().unwrap().iter().filter(of_kind).collect();
+    assert_eq!(notes.len(), 1);
+    assert!(notes[0]["detail"].as_str().unwrap().contains("2 documents"), "{notes:?}");
+    assert_eq!(read_json(&out.join("provenance.json"))["calibration"]["text"]["short"], 2);
+    // What the search found is refused after it, and is there for a build that takes it.
+    let (path, strict) = (recipe(dir, &plain), dir.join("strict"));
+    let run = tqc!["build", path, "--source", fixture("qwen3"), "-o", strict, "--strict"].expect(2);
+    assert!(run.stderr.contains("of the build's notes") && run.stderr.contains("--resume"), "{}", run.stderr);
+    let run = tqc!["build", path, "--source", fixture("qwen3"), "-o", strict, "--resume", "--json"].expect(0);
+    assert_eq!(run.json()["digest"], said["digest"]);
+}
+
+#[test]
 fn inputs_that_are_not_finite_name_the_module() {
     let dir = temp();
     text(dir.path());
@@ -116,7 +138,18 @@ fn second_moments_of_another_model_basis_or_shape() {
     refused(dir, &by_file(""), &source, 2, &["holds no second moments of what goes into"]);
     spoilt(&|value| value["inputs"][0]["file"] = "../moments/hessians-000.safetensors".into());
     refused(dir, &by_file(""), &source, 3, &["no digest"]);
+    spoilt(&|value| value["model_type"] = "llama".into());
+    refused(dir, &by_file(""), &source, 2, &["of another model", "llama"]);
+    spoilt(&|value| value["inputs"][0]["expert"] = 0.into());
+    refused(dir, &by_file(""), &source, 3, &["of expert 0", "has none such"]);
+    spoilt(&|value| {
+        let again = value["inputs"][0].clone();
+        value["inputs"].as_array_mut().unwrap().push(again);
+    });
+    refused(dir, &by_file(""), &source, 3, &["is the second that says what goes into"]);
     spoilt(&|_| {});
+    let both = by_file("").replace("hessians =", "activations = \"sequential\"\nhessians =");
+    refused(dir, &both, &source, 2, &["`hessians` names a file instead", "leave one of the two out"]);
     let file = moments.join("hessians-000.safetensors");
     let tensors = read_safetensors(&file);
     let write = |change: &dyn Fn(&mut Vec<f32>)| {

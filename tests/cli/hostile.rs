@@ -107,6 +107,23 @@ fn a_measurement_of_no_codec_is_refused() {
     tqc!("bench", "encode", "--codec", "zzz").expect(2);
 }
 
+#[test]
+fn nothing_is_written_into_an_artifact_or_the_source() {
+    let dir = temp();
+    let recipe = recipe(dir.path(), &default_codec(AFFINE_4_32));
+    let (source, out) = (dir.path().join("source"), dir.path().join("out"));
+    copy_folder(&fixture("llama-tied"), &source);
+    tqc!("build", recipe, "--source", source, "-o", out).expect(0);
+    for inner in [out.join("more"), out.join("deep/er/more"), source.join("more")] {
+        let run = tqc!("build", recipe, "--source", source, "-o", inner).expect(2);
+        assert!(run.stderr.contains("is inside"), "{}", run.stderr);
+    }
+    let run = tqc!("repack", out, "-o", out.join("more"), "--to", "bf16", "--all").expect(2);
+    assert!(run.stderr.contains("is inside"), "{}", run.stderr);
+    tqc!("verify", out).expect(0);
+    assert!(!source.join("more").exists());
+}
+
 /// Elsewhere file names are text.
 #[cfg(target_os = "linux")]
 #[test]

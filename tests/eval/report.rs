@@ -380,6 +380,10 @@ fn the_command_writes_whole_pages_and_only_over_its_own() {
     tqc!("report", "--db", db, "-o", mine, "--force").expect(0);
     assert_eq!(fs::read(&mine).unwrap(), first);
     tqc!("report", "--db", db, "-o", dir.path()).expect(2);
+    let results = fs::read(&db).unwrap();
+    let refused = tqc!("report", "--db", db, "-o", db, "--force").expect(2);
+    assert!(refused.stderr.contains("is the database that the page is made of"), "{}", refused.stderr);
+    assert!(fs::read(&db).unwrap() == results);
     tqc!("report", "--db", db, "-o", at("absent").join("report.html")).expect(4);
     let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(!names.iter().any(|name| name.to_string_lossy().ends_with(".new")), "{names:?}");

@@ -132,5 +132,6 @@ fn teachers_and_suites_that_do_not_fit_are_refused() {
     for limit in ["nan", "-1", "2"] {
         probe(dir.path(), &demo(), &demo(), &[&format!("--max-empty={limit}")]).expect(2);
     }
+    probe(dir.path(), &demo(), &demo(), &["--limit", "0"]).expect(2);
     assert!(!dir.path().join("eval.db").exists(), "nothing is written for a probe that is refused");
 }

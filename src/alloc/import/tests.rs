@@ -195,6 +195,26 @@ fn an_exl3_file_gives_changes_from_its_base_shared_by_a_group() {
     assert!(read_json(&file).unwrap_err().to_string().contains("no whole number of bits"));
 }
 
+#[test]
+fn json_that_is_cut_off_or_says_a_thing_twice_is_told_where() {
+    let text = own().to_string();
+    let twice = text.replacen("\"weights\":4000000", "\"weights\":4,\"weights\":4000000", 1);
+    assert_ne!(twice, text);
+    for (bytes, words) in [
+        (twice, "`weights` occurs twice"),
+        (text[..text.len() - 9].to_owned(), "EOF"),
+        ("[[\"model.embed_tokens\", NaN]]".to_owned(), "line 1 column"),
+        (format!("\u{feff}{text}"), "line 1 column 1"),
+        (format!("{text} x"), "trailing characters"),
+    ] {
+        let error = read_with(bytes.as_bytes(), &modules()).unwrap_err();
+        assert!(
+            matches!(error, ImportError::Malformed { .. }) && error.to_string().contains(words),
+            "{error}"
+        );
+    }
+}
+
 /// The older binary form.
 fn legacy(entries: &[(&str, u32, &[f32])]) -> Vec<u8> {
     let mut bytes = (entries.len() as u32).to_le_bytes().to_vec();
