@@ -14,6 +14,8 @@ use super::forward::{Aligned, Cut, Pass, Trace};
 #[cfg(target_arch = "x86_64")]
 use super::forward::{run_avx2, run_avx512, trace_avx2};
 use super::walk::Costs;
+#[cfg(target_arch = "aarch64")]
+use super::words::Neon;
 use super::words::{Plain, distance};
 use crate::isa::Isa;
 
@@ -49,7 +51,7 @@ fn lanes(isa: Isa) -> Option<(usize, usize)> {
         Isa::Scalar => None,
         Isa::Avx2 => Some((16, 8)),
         Isa::Avx512 => Some((32, 16)),
-        Isa::Neon => Some((8, 8)),
+        Isa::Neon => Some((8, 16)),
     }
 }
 
@@ -163,7 +165,8 @@ impl Costs for Fixed<'_> {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Isa::Avx512 => unsafe { run_avx512(pass) },
-            // NEON is the baseline of aarch64, where the compiler makes vectors of plain lanes.
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => pass.run::<Neon>(),
             _ => pass.run::<Plain<8>>(),
         }
     }
@@ -187,6 +190,8 @@ impl Costs for Fixed<'_> {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Encoder::search` has found the instruction set; AVX-512 comes with AVX2.
             Isa::Avx2 | Isa::Avx512 => unsafe { trace_avx2(trace, states) },
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => trace.run::<Neon>(states),
             _ => trace.run::<Plain<8>>(states),
         }
     }

@@ -127,8 +127,98 @@ impl<const COUNT: usize> Words for Plain<COUNT> {
     }
 }
 
+#[cfg(target_arch = "aarch64")]
+pub(super) use neon::Neon;
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86::{Avx2, Avx512};
+
+#[cfg(target_arch = "aarch64")]
+mod neon {
+    use std::arch::aarch64::*;
+
+    use super::Words;
+
+    /// Eight words, with what every aarch64 processor has.
+    #[derive(Clone, Copy)]
+    pub(in super::super) struct Neon(uint16x8_t);
+
+    // SAFETY of this impl: NEON is part of aarch64; pointers are the caller's matter.
+    #[allow(clippy::undocumented_unsafe_blocks, unused_unsafe)]
+    impl Words for Neon {
+        const COUNT: usize = 8;
+
+        #[inline(always)]
+        unsafe fn load(from: *const u16) -> Self {
+            Self(unsafe { vld1q_u16(from) })
+        }
+        #[inline(always)]
+        unsafe fn load_repeated<const REPEAT: usize>(from: *const u16) -> Self {
+            unsafe {
+                Self(match REPEAT {
+                    1 => vld1q_u16(from),
+                    2 => {
+                        let half = vld1_u16(from);
+                        vcombine_u16(half, half)
+                    }
+                    _ => unreachable!("at least four predecessors"),
+                })
+            }
+        }
+        #[inline(always)]
+        unsafe fn store(self, to: *mut u16) {
+            unsafe { vst1q_u16(to, self.0) }
+        }
+        #[inline(always)]
+        fn splat(word: u16) -> Self {
+            Self(unsafe { vdupq_n_u16(word) })
+        }
+        #[inline(always)]
+        fn distance(value: Self, minus_x: Self) -> Self {
+            unsafe {
+                let d = vqaddq_s16(vreinterpretq_s16_u16(value.0), vreinterpretq_s16_u16(minus_x.0));
+                let e = vreinterpretq_u16_s16(vqrdmulhq_s16(d, d));
+                // The product of −32768 with itself is held to 32767 here; a comparison that holds is −1.
+                Self(vsubq_u16(e, vceqq_s16(d, vdupq_n_s16(i16::MIN))))
+            }
+        }
+        #[inline(always)]
+        fn add_held(self, other: Self) -> Self {
+            Self(unsafe { vqaddq_u16(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn add(self, other: Self) -> Self {
+            Self(unsafe { vaddq_u16(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn min(self, other: Self) -> Self {
+            Self(unsafe { vminq_u16(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn or(self, other: Self) -> Self {
+            Self(unsafe { vorrq_u16(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn any_high(self) -> bool {
+            unsafe { vmaxvq_u16(self.0) > i16::MAX as u16 }
+        }
+        #[inline(always)]
+        fn least(costs: [u16; 8], values: &[i16; 8], x: i16) -> (u16, u32) {
+            unsafe {
+                let values = Self(vreinterpretq_u16_s16(vld1q_s16(values.as_ptr())));
+                let e = Self::distance(values, Self::splat(x.wrapping_neg() as u16));
+                let found = Self(vld1q_u16(costs.as_ptr())).add_held(e).0;
+                let least = vminvq_u16(found);
+                let places = vmovn_u16(vceqq_u16(found, vdupq_n_u16(least)));
+                let places = vget_lane_u64::<0>(vreinterpret_u64_u8(places));
+                (least, places.trailing_zeros() / 8)
+            }
+        }
+        #[inline(always)]
+        fn zip(self, other: Self) -> (Self, Self) {
+            unsafe { (Self(vzip1q_u16(self.0, other.0)), Self(vzip2q_u16(self.0, other.0))) }
+        }
+    }
+}
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
