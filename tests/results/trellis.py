@@ -41,6 +41,7 @@ ARMS = {
     "LDLQ, inputs, one scale": ('trellis = {{ bits = {bits}, along = "inputs", scales = "one" }}', "ldlq", MOMENTS),
     "LDLQ, rotated": ("trellis = {{ bits = {bits} }}", "ldlq", TEXT + ROTATED),
     "LDLQ, mixed": ("trellis = {{ bits = {bits} }}", "ldlq", MOMENTS + MIXED),
+    "LDLQ, mixed, act-order": ("trellis = {{ bits = {bits} }}", "ldlq", MOMENTS + "[gptq]\nact-order = true\n" + MIXED),
     "LDLQ, mixed, rotated": ("trellis = {{ bits = {bits} }}", "ldlq", TEXT + ROTATED + MIXED),
 }
 # Rows of the embedding are looked up, not multiplied with.
