@@ -138,7 +138,7 @@ def write(args):
         "the trunk: all bytes of its files, without the draft head. An untied embedding is affine, 4 bits, but for the first two",
         "arms. `loss` is the mean over modules of tr(E H Eᵀ) over that of tiles without feedback, on the calibration text (128 rows",
         "of 512 tokens that are not scored). The paired difference is to `LDLQ` of as many whole bits, by document, 95 %. Times are of a",
-        "busy machine of two cores; arms but the rotated one read second moments that were summed once before. SmolLM2's rotated",
+        "busy machine of two cores; arms but the rotated ones read second moments that were summed once before. SmolLM2's rotated",
         "arm saw 64 rows, and its bits are per weight of the source: the rotation unties its head, which is stored too.",
         "",
     ]
